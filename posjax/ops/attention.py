@@ -1,0 +1,139 @@
+"""Attention behind one function, and the ordered list of backends that can serve it.
+
+The meaning is the same on every backend: queries stand at the end of the keys when there are fewer of them
+(bottom-right); a window of `w` shows `w` keys, the query's own among them; a row that sees no key gives zeros
+with finite gradients; causality is decided by index and segment id, never by the value of a position.
+"""
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from posjax.errors import UserError, unknown
+from posjax.ops import dense, reference
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCall:
+    """One call, checked: what a backend is asked to serve. Shapes as in `attention`."""
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    logits: Callable | None
+    q_positions: Any
+    k_positions: Any
+    q_segment_ids: Any
+    k_segment_ids: Any
+    causal: bool
+    window: int | None
+    scale: float
+
+    def visible(self):
+        """Which key a query may see: bool `[1 or B, Q, K]`."""
+        q_len, k_len = self.q.shape[1], self.k.shape[1]
+        lag = (jnp.arange(q_len)[:, None] + (k_len - q_len)) - jnp.arange(k_len)[None, :]
+        seen = jnp.ones((q_len, k_len), bool)
+        if self.causal:
+            seen &= lag >= 0
+        if self.window is not None:
+            seen &= jnp.abs(lag) < self.window
+        seen = seen[None]
+        if self.q_segment_ids is not None:
+            seen = seen & (self.q_segment_ids[:, :, None] == self.k_segment_ids[:, None, :])
+        return seen
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """A way to compute attention: `supports(call)` is None, or the reason why it cannot serve the call."""
+    name: str
+    supports: Callable
+    run: Callable
+
+
+# The first that supports a call serves it. The reference comes last: it is the judge, not a contender.
+BACKENDS = (
+    Backend("dense", dense.supports, dense.run),
+    Backend("reference", reference.supports, reference.run),
+)
+
+
+def attention(q, k, v, *, bias=None, logits=None, q_positions, k_positions, q_segment_ids=None, k_segment_ids=None,
+              causal=True, window=None, scale=None, backend="auto"):
+    """Scaled dot-product attention with positions as data.
+
+    Args:
+      q: `[B, Q, H, Dh]`, already rotated where the scheme rotates.
+      k: `[B, K, G, Dh]`; H is a multiple of G (grouped queries).
+      v: `[B, K, G, Dv]`.
+      bias: a lazy bias (see `posjax.ops.bias`) added to the scaled logits, or None.
+      logits: replaces `scale * q.k`: a function `(q, k, q_positions, k_positions, *, visible, scale) -> [B, H, Q, K]`
+        of a block of queries against all keys, or None.
+      q_positions, k_positions: int32 `[Q]` and `[K]`, or `[B, Q]` and `[B, K]`.
+      q_segment_ids, k_segment_ids: int32 `[B, Q]` and `[B, K]`, both or neither; unequal ids never see each other.
+      causal: whether a query sees no key after its own index.
+      window: number of keys visible to a query, with its own; None for all. Two-sided when not causal.
+      scale: factor on `q.k`; None for `Dh ** -0.5`.
+      backend: a name of `BACKENDS`, or "auto" for the first that supports the call.
+
+    Returns:
+      `[B, Q, H, Dv]` in the dtype of `q`.
+
+    Raises:
+      ValueError: shapes that do not fit, a window below 1, an unknown backend, or one that cannot serve the call.
+    """
+    _check(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window)
+    call = AttentionCall(q, k, v, bias, logits, q_positions, k_positions, q_segment_ids, k_segment_ids,
+                         causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
+    return choose(call, backend).run(call)
+
+
+def choose(call, name="auto"):
+    """The backend that serves `call`; raises `ValueError` with the reason if the named one cannot."""
+    if name != "auto":
+        found = [b for b in BACKENDS if b.name == name]
+        if not found:
+            raise unknown("attention backend", name, ["auto", *(b.name for b in BACKENDS)])
+        if (reason := found[0].supports(call)) is not None:
+            raise UserError(f"The attention backend {name} cannot serve this call: {reason}.")
+        return found[0]
+    for candidate in BACKENDS:
+        if candidate.supports(call) is None:
+            _log_choice(candidate.name)
+            return candidate
+    reasons = "; ".join(f"{b.name}: {b.supports(call)}" for b in BACKENDS)
+    raise UserError(f"No attention backend serves this call ({reasons}).")
+
+
+@functools.cache
+def _log_choice(name):
+    _log.info("attention: backend %s", name)
+
+
+def _check(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window):
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise UserError(f"{name} must be [B, T, H, Dh]; got shape {x.shape}.")
+    if not (q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3]):
+        raise UserError(f"q, k and v do not fit together: {q.shape}, {k.shape}, {v.shape}.")
+    if q.shape[2] % k.shape[2]:
+        raise UserError(f"The {q.shape[2]} query heads are not a multiple of the {k.shape[2]} key heads.")
+    if causal and q.shape[1] > k.shape[1]:
+        raise UserError(f"Causal attention of {q.shape[1]} queries on {k.shape[1]} keys: queries cannot outnumber keys.")
+    for name, positions, x in (("q_positions", q_positions, q), ("k_positions", k_positions, k)):
+        if positions.shape not in ((x.shape[1],), x.shape[:2]) or not jnp.issubdtype(positions.dtype, jnp.integer):
+            raise UserError(f"{name} must be integers of shape {(x.shape[1],)} or {x.shape[:2]}; "
+                            f"got {positions.dtype} of shape {positions.shape}.")
+    if (q_segment_ids is None) != (k_segment_ids is None):
+        raise UserError("Give both q_segment_ids and k_segment_ids, or neither.")
+    if q_segment_ids is not None and (q_segment_ids.shape != q.shape[:2] or k_segment_ids.shape != k.shape[:2]):
+        raise UserError(f"Segment ids must have shapes {q.shape[:2]} and {k.shape[:2]}; "
+                        f"got {q_segment_ids.shape} and {k_segment_ids.shape}.")
+    if window is not None and window < 1:
+        raise UserError(f"window is {window}; it counts visible keys with the query's own, so at least 1.")

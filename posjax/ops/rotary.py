@@ -1,0 +1,81 @@
+"""Rotation of queries and keys, with angles that stay exact at far positions."""
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posjax.errors import unknown
+
+LAYOUTS = ("half_split", "interleaved")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """A rotation as data: how far each pair of channels turns for one position.
+
+    A frequency is held in turns a position, as a 32-bit fixed-point fraction and the float32 rest. The
+    product of an integer position with the fraction wraps around by itself, as whole turns should, so an
+    angle is right to 1e-6 rad at every int32 position, where a float32 product is off by 3e-2 rad at a million.
+
+    Attributes:
+      turns: uint32 `[r / 2]`, the fraction of a turn in units of 2**-32.
+      rest: float32 `[r / 2]`, what the fraction leaves, in turns.
+      amplitude: float32 scalar; cos and sin are multiplied by it (YaRN's attention factor).
+      layout: "half_split" pairs channels (k, k + r/2); "interleaved" pairs (2k, 2k + 1).
+    """
+    turns: Any
+    rest: Any
+    amplitude: Any
+    layout: str = dataclasses.field(metadata={"static": True}, default="half_split")
+
+    @classmethod
+    def from_inv_freq(cls, inv_freq, *, amplitude=1.0, layout="half_split"):
+        """From inverse frequencies in radians a position, float64 `[r / 2]`, on the host."""
+        if layout not in LAYOUTS:
+            raise unknown("pair layout", layout, LAYOUTS)
+        turns = np.mod(np.asarray(inv_freq, np.float64) / (2 * np.pi), 1.0)
+        fixed = np.floor(turns * 2.0**32)
+        rest = turns - fixed * 2.0**-32
+        return cls(jnp.asarray(fixed.astype(np.uint32)), jnp.asarray(rest.astype(np.float32)),
+                   jnp.float32(amplitude), layout)
+
+    @property
+    def rotary_dim(self):
+        return 2 * self.turns.shape[-1]
+
+    def angles(self, positions):
+        """Angles in (-pi, pi], float32 `[..., T, r / 2]`, for int32 `positions` of shape `[..., T]`."""
+        p = positions.astype(jnp.int32)[..., None]
+        fold = (1,) * (p.ndim - 1) + (-1,)
+        wrapped = jax.lax.bitcast_convert_type(p, jnp.uint32) * self.turns.reshape(fold)
+        turns = jax.lax.bitcast_convert_type(wrapped, jnp.int32).astype(jnp.float32) * jnp.float32(2.0**-32)
+        return (turns + p.astype(jnp.float32) * self.rest.reshape(fold)) * jnp.float32(2 * np.pi)
+
+
+def apply_rotary(x, positions, rotary):
+    """Rotates the first `rotary.rotary_dim` channels of `x`; the others pass through bit for bit.
+
+    After the definition in Su et al. 2021 (RoFormer, arXiv 2104.09864). Computed in float32 whatever the dtype of `x`.
+
+    Args:
+      x: `[B, T, H, Dh]`.
+      positions: int32 `[T]`, or `[B, T]` where rows differ.
+      rotary: the rotation.
+
+    Returns:
+      `[B, T, H, Dh]` in the dtype of `x`.
+    """
+    r = rotary.rotary_dim
+    angles = rotary.angles(positions if positions.ndim == 2 else positions[None])[:, :, None, :]
+    cos, sin = jnp.cos(angles) * rotary.amplitude, jnp.sin(angles) * rotary.amplitude
+    rotated = x[..., :r].astype(jnp.float32)
+    if rotary.layout == "interleaved":
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
+    else:
+        a, b = rotated[..., : r // 2], rotated[..., r // 2:]
+    a, b = a * cos - b * sin, b * cos + a * sin
+    out = jnp.stack([a, b], -1).reshape(rotated.shape) if rotary.layout == "interleaved" else jnp.concatenate([a, b], -1)
+    return jnp.concatenate([out.astype(x.dtype), x[..., r:]], -1)

@@ -1,0 +1,74 @@
+"""Named things that anyone can add: schemes, tasks, position policies, length distributions."""
+import importlib
+import importlib.metadata
+import inspect
+
+from posjax.errors import UserError, unknown
+
+
+class Registry:
+    """Classes by name, with checked construction from keyword hyper-parameters.
+
+    Args:
+      kind: what it holds, in the words of an error message ("scheme").
+      package: imported on first use; importing it registers the built-in classes.
+      entry_points: group under which other installed packages announce theirs, or None.
+      supplied: constructor arguments that posjax passes itself, so not hyper-parameters.
+    """
+
+    def __init__(self, kind, *, package, entry_points=None, supplied=()):
+        self.kind = kind
+        self._package = package
+        self._entry_points = entry_points
+        self._supplied = frozenset(supplied)
+        self._classes = {}
+        self._loaded = False
+
+    def register(self, name):
+        """Class decorator: makes the class known as `name`, which is also set as its `name`."""
+        def add(cls):
+            old = self._classes.get(name)
+            # The same source may be imported twice (once by name, once by path): the newer one wins.
+            if old is not None and old.__qualname__ != cls.__qualname__:
+                raise UserError(f"The {self.kind} name {name!r} is taken by {old.__module__}.{old.__qualname__}.")
+            cls.name = name
+            self._classes[name] = cls
+            return cls
+        return add
+
+    def names(self):
+        self._load()
+        return sorted(self._classes)
+
+    def get(self, name):
+        self._load()
+        if name not in self._classes:
+            raise unknown(self.kind, name, self._classes)
+        return self._classes[name]
+
+    def hyper(self, name):
+        """Hyper-parameters of `name` with their defaults, in the order of the constructor."""
+        # Of `__init__`, since a metaclass (Flax's) may hide the signature of the class.
+        parameters = list(inspect.signature(self.get(name).__init__).parameters.values())[1:]
+        return {p.name: p.default for p in parameters
+                if p.name not in self._supplied and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+
+    def make(self, name, hyper, **supplied):
+        """Builds `name` from its hyper-parameters; an unknown or missing one is a `UserError`."""
+        cls, known = self.get(name), self.hyper(name)
+        for given in hyper:
+            if given not in known:
+                raise unknown(f"hyper-parameter of {self.kind} {name}:", given, known)
+        missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in hyper]
+        if missing:
+            raise UserError(f"The {self.kind} {name} needs a value for {', '.join(missing)}.")
+        return cls(**supplied, **hyper)
+
+    def _load(self):
+        if self._loaded:
+            return
+        self._loaded = True
+        importlib.import_module(self._package)
+        if self._entry_points:
+            for entry in importlib.metadata.entry_points(group=self._entry_points):
+                entry.load()

@@ -1,0 +1,49 @@
+import jax.numpy as jnp
+import numpy as np
+
+from posjax.errors import UserError
+from posjax.ops.bias import LinearBias
+from posjax.schemes.base import Scheme
+from posjax.schemes.registry import register_scheme
+
+
+def alibi_slopes(num_heads, *, max_bias=8.0):
+    """The slope of each head, float64 `[num_heads]` on the host.
+
+    For a power of two: `2 ** (-max_bias * h / num_heads)`, h = 1 .. num_heads. Otherwise, as the authors' code
+    does it (the paper's text reads as another rule): the slopes of the power of two below, then every other
+    slope of the power of two above. So the slopes of, say, 6 heads do not fall from head to head.
+
+    Raises:
+      ValueError: `num_heads` below 1, or `max_bias` not above 0.
+    """
+    if num_heads < 1:
+        raise UserError(f"num_heads is {num_heads}; it must be at least 1.")
+    if not max_bias > 0:
+        raise UserError(f"alibi's max_bias is {max_bias}; it must be above 0.")
+    below = 2 ** int(np.log2(num_heads))
+    exponents = np.arange(1, below + 1) / below
+    between = np.arange(1, 2 * below + 1, 2) / (2 * below)
+    return 2.0 ** (-max_bias * np.concatenate([exponents, between])[:num_heads])
+
+
+@register_scheme("alibi")
+class ALiBi(Scheme):
+    """Attention with linear biases: a head's logits fall by its slope for every position of distance.
+
+    Nothing is learned. Press et al. 2021 (arXiv 2108.12409).
+
+    Args:
+      max_bias: the last of 2^n heads falls by `2 ** -max_bias` a position (8 in the paper; MPT-65k uses 16).
+    """
+    formula = "logit - m_h * |i - j|, m_h = 2^(-max_bias h/H)"
+    reference = "Press et al. 2021, arXiv 2108.12409"
+    relative = True
+
+    def __init__(self, *, max_bias=8.0, **dims):
+        super().__init__(**dims)
+        alibi_slopes(self.num_heads, max_bias=max_bias)  # a bad value is refused here, not at the first use
+        self.max_bias = max_bias
+
+    def bias(self):
+        return LinearBias(jnp.asarray(alibi_slopes(self.num_heads, max_bias=self.max_bias), jnp.float32))

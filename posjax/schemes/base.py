@@ -1,0 +1,66 @@
+"""What a positional scheme is: a module that overrides the hooks it needs, and says what it is."""
+from typing import ClassVar
+
+import jax
+from flax import nnx
+
+from posjax.errors import UserError
+from posjax.ops.rotary import apply_rotary
+
+
+class Scheme(nnx.Module):
+    """How position enters a decoder. The base class lets none in.
+
+    A scheme overrides the hooks that it needs and no other; whatever it learns is an ordinary `nnx.Param`, and
+    whatever it can compute (tables, frequencies, slopes) it computes from integer positions when asked, so that
+    no table is state. Hyper-parameters are keyword-only, with defaults; the signature of `__init__` is their list.
+
+    Class attributes state what the scheme is, for people, for the caches and for the conformance suite:
+      formula: one line.
+      reference: where it was published.
+      relative: attention depends on the distance of positions only, so shifting all positions changes nothing.
+      depends_on_length: keys already rotated are wrong once the sequence grows, so a cache must keep raw keys.
+    """
+    name: ClassVar[str]
+    formula: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    relative: ClassVar[bool] = False
+    depends_on_length: ClassVar[bool] = False
+
+    max_length: int | None = None
+    """Positions from 0 to `max_length - 1` exist; None where there is no end."""
+
+    def __init__(self, *, num_heads, head_dim, model_dim=None, rngs=None):
+        for dim_name, dim in (("num_heads", num_heads), ("head_dim", head_dim), ("model_dim", model_dim)):
+            if dim is not None and dim < 1:
+                raise UserError(f"{dim_name} is {dim}; it must be at least 1.")
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.model_dim = num_heads * head_dim if model_dim is None else model_dim
+
+    def embed(self, x, positions):
+        """Token embeddings `[B, T, D]` with the position added; `positions` int32 `[T]` or `[B, T]`."""
+        return x
+
+    def rotary(self):
+        """The rotation of queries and keys as data (`posjax.ops.rotary.Rotary`), or None."""
+        return None
+
+    def rotate(self, q, k, q_positions, k_positions):
+        """Queries `[B, Q, H, Dh]` and keys `[B, K, G, Dh]`, transformed: by default rotated as `rotary()` says."""
+        if (rotary := self.rotary()) is None:
+            return q, k
+        return apply_rotary(q, q_positions, rotary), apply_rotary(k, k_positions, rotary)
+
+    def bias(self):
+        """A lazy additive bias on the logits (see `posjax.ops.bias`), or None."""
+        return None
+
+    logits = None
+    """Where content and position mix: a method `(q, k, q_positions, k_positions, *, visible, scale)` that returns
+    the logits `[B, H, Q, K]` of a block of queries against all keys; `visible` is bool `[1 or B, Q, K]`. None where
+    the logits are `scale * q.k` and a bias."""
+
+
+def concrete(positions):
+    """Whether the values of `positions` can be read now, outside any trace."""
+    return not isinstance(positions, jax.core.Tracer)

@@ -1,0 +1,24 @@
+"""The schemes that exist, and how to make one."""
+from posjax.registry import Registry
+
+SCHEMES = Registry("scheme", package="posjax.schemes", entry_points="posjax.schemes",
+                   supplied=("num_heads", "head_dim", "model_dim", "rngs"))
+
+register_scheme = SCHEMES.register
+
+
+def make_scheme(name, *, num_heads, head_dim, model_dim=None, rngs=None, **hyper):
+    """Makes a positional scheme by name, with no config and no model.
+
+    Args:
+      name: a registered scheme (`posjax list schemes`).
+      num_heads: number of query heads, H.
+      head_dim: channels a head, Dh.
+      model_dim: channels of the residual stream, D; None for `num_heads * head_dim`.
+      rngs: `flax.nnx.Rngs` for schemes that learn something.
+      **hyper: the scheme's own hyper-parameters; the others keep their defaults.
+
+    Raises:
+      ValueError: an unknown scheme or hyper-parameter (with close matches and the full list), or a bad value.
+    """
+    return SCHEMES.make(name, hyper, num_heads=num_heads, head_dim=head_dim, model_dim=model_dim, rngs=rngs)

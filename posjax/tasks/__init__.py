@@ -1,0 +1,2 @@
+"""Tasks, one file a family. Importing the package registers them all."""
+from posjax.tasks import copy  # noqa: F401

@@ -1,0 +1,103 @@
+"""What a task is: examples made on the device from a key, with the answer marked."""
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from posjax.registry import Registry
+
+TASKS = Registry("task", package="posjax.tasks", entry_points="posjax.tasks")
+register_task = TASKS.register
+
+# Every vocabulary begins with these; a task's own symbols follow.
+PAD, BOS, SEP, FILLER = range(4)
+SPECIALS = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Sequences for next-token prediction.
+
+    Attributes:
+      tokens: int32 `[B, T]`, the inputs.
+      targets: int32 `[B, T]`, the token that follows each input.
+      weights: float32 `[B, T]`, 1 where the target is part of the answer, else 0.
+    """
+    tokens: Any
+    targets: Any
+    weights: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A family of problems of any size. Subclasses are frozen dataclasses: their fields are the hyper-parameters.
+
+    A subclass gives `vocab_size`, `sequence_length` and `example`; batches, shifting and padding are made here.
+    `length` is the task's own size (symbols to copy, pairs to recall), not a number of tokens.
+    """
+    name: ClassVar[str]
+    formula: ClassVar[str] = ""
+    """One line: what an example looks like."""
+
+    @property
+    def vocab_size(self):
+        """Number of token ids, special ones included."""
+        raise NotImplementedError
+
+    def sequence_length(self, length):
+        """Number of tokens of an example of size `length` (a Python int): prompt and answer."""
+        raise NotImplementedError
+
+    def check_length(self, length):
+        """Raises `ValueError` if no example of size `length` exists."""
+
+    def conditions(self):
+        """What an evaluation varies besides length: a tuple of dicts of numbers, each passed on to `example`.
+
+        The raw records carry them: `({"depth": 0.0}, {"depth": 0.5})` gives a recall by depth.
+        """
+        return ({},)
+
+    def example(self, key, length, max_length, **condition):
+        """One example.
+
+        Args:
+          key: a jax random key; all that is random comes from it.
+          length: int32 scalar, possibly traced, 1 to `max_length`.
+          max_length: Python int that fixes the shapes.
+          **condition: one of `conditions()`, as float32 scalars; nothing in training.
+
+        Returns:
+          tokens int32 `[sequence_length(max_length)]`, `PAD` after the example's end; and a bool array of the
+          same shape that is True at the tokens of the answer.
+        """
+        raise NotImplementedError
+
+    def sample(self, key, lengths, *, max_length, **condition):
+        """A batch with one example for each of `lengths`.
+
+        Args:
+          key: a jax random key.
+          lengths: int32 `[B]`, each 1 to `max_length`.
+          max_length: Python int; one compilation serves all lengths up to it.
+          **condition: passed on to `example`.
+
+        Returns:
+          `Batch` with T = `sequence_length(max_length) - 1`: inputs and targets are one token apart.
+        """
+        def one(key, length):
+            return self.example(key, length, max_length, **condition)
+        tokens, answer = jax.vmap(one)(jax.random.split(key, lengths.shape[0]), lengths)
+        return Batch(tokens[:, :-1], tokens[:, 1:], answer[:, 1:].astype(jnp.float32))
+
+
+def stream_key(seed, stream, counter):
+    """The key of draw `counter` (below 2**31) of a seed's "train" or "eval" stream.
+
+    The streams cannot meet: folding under one key is a block cipher, hence a bijection of the counter, and training
+    folds in even numbers, evaluation odd ones. (Two keys may still draw the same example where a task has few.)
+    """
+    counter = jnp.asarray(counter, jnp.uint32) * jnp.uint32(2) + jnp.uint32({"train": 0, "eval": 1}[stream])
+    return jax.random.fold_in(jax.random.key(seed), counter)
