@@ -1,0 +1,235 @@
+"""Configs: the defaults, reading one, changing it, and refusing a bad one in one line."""
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+import pathlib
+import sys
+
+from ml_collections import ConfigDict
+
+from posjax.errors import UserError, unknown
+
+# The parts of a config that name a registered thing: its hyper-parameters stand beside the name.
+_NAMED = ("scheme", "task", "positions.train", "positions.eval")
+
+
+def default_config(scheme="rope", task="copy"):
+    """The config that every experiment starts from: a small decoder on copy, in a few minutes on two CPU cores.
+
+    Args:
+      scheme, task: registered names; their hyper-parameters join the config with their defaults.
+
+    Returns:
+      A locked `ConfigDict`; a key that is not in it cannot be set.
+    """
+    config = ConfigDict({
+        "seed": 0,
+        "num_seeds": 3,
+        "imports": (),
+        "scheme": _named("scheme", scheme),
+        "task": _named("task", task),
+        "positions": {"train": _named("positions.train", "sequential"), "eval": _named("positions.eval", "sequential")},
+        "model": {"width": 64, "depth": 2, "num_heads": 4, "head_dim": None, "mlp_ratio": 4.0, "dtype": "float32"},
+        "train": {
+            "steps": 1500,
+            "batch_size": 64,
+            # The size of a training example is uniform over min .. max: a distribution, not one length.
+            "lengths": {"min": 1, "max": 16},
+            "learning_rate": 3e-3,
+            "warmup_fraction": 0.1,
+            "final_lr_fraction": 0.1,
+            "beta1": 0.9,
+            "beta2": 0.98,
+            "weight_decay": 0.01,
+            "clip_norm": 1.0,
+            "chunk_steps": 50,
+            "checkpoint_every": 500,
+        },
+        "eval": {
+            "lengths": (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128),
+            "num_examples": 512,
+            # During training, every so many steps (0: never), on fewer examples: how extrapolation comes and goes.
+            "every": 500,
+            "every_num_examples": 64,
+            "fit_threshold": 0.95,
+        },
+    }, convert_dict=True)
+    config.lock()
+    return config
+
+
+def load_config(spec, imports=(), **overrides):
+    """Reads a config file and applies overrides.
+
+    Args:
+      spec: `path/to/file.py` or `path/to/file.py:argument`; its `get_config(argument)` makes the config.
+      imports: modules or files with schemes and tasks of your own, imported first and recorded in the config.
+      **overrides: flat keys, as `**{"train.steps": 500}`, or a section at a time, as `train={"steps": 500}`.
+
+    Raises:
+      ValueError: no such file, an argument or key that it does not know, a value of another type.
+    """
+    import_modules(imports)
+    module, argument = config_module(spec)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"The config {spec} has no get_config().")
+    takes = inspect.signature(module.get_config).parameters
+    if argument is not None and not takes:
+        raise UserError(f"The config {spec} takes no argument after the colon.")
+    config = module.get_config() if argument is None else module.get_config(argument)
+    if imports:
+        config.imports = tuple(config.imports) + tuple(str(name) for name in imports)
+    return override(config, overrides)
+
+
+def config_module(spec):
+    """The imported config file, and the argument after the colon or None."""
+    path, _, argument = str(spec).partition(":")
+    file = pathlib.Path(path)
+    if not file.is_file():
+        near = sorted(str(p) for p in (file.parent if file.parent.is_dir() else pathlib.Path("configs")).glob("*.py"))
+        raise unknown("config file", path, near)
+    return _import_file(file), argument or None
+
+
+def import_modules(names):
+    """Imports modules by dotted name, or by path where the name ends in .py, so that what they register exists."""
+    for name in names:
+        try:
+            if str(name).endswith(".py"):
+                if not pathlib.Path(name).is_file():
+                    raise UserError(f"Cannot import {name}: no such file.")
+                _import_file(pathlib.Path(name))
+            else:
+                importlib.import_module(str(name))
+        except ModuleNotFoundError as error:
+            raise UserError(f"Cannot import {name}: {error}.") from error
+
+
+def override(config, overrides):
+    """Returns a copy of `config` with values replaced.
+
+    A new name (`scheme.name`, `task.name`, `positions.train.name`) brings that thing's own hyper-parameters at their
+    defaults; the other overrides then apply to those.
+
+    Args:
+      config: a `ConfigDict`.
+      overrides: flat or nested keys; a string given for another type is read as a Python literal.
+    """
+    config = config.copy_and_resolve_references()
+    flat = _flatten(overrides)
+    for part in _NAMED:
+        if isinstance(overrides.get(part), str):  # scheme="alibi" for scheme.name="alibi"
+            flat[f"{part}.name"] = flat.pop(part)
+        if (name := flat.pop(f"{part}.name", None)) is not None and name != get(config, f"{part}.name"):
+            _set(config, part, ConfigDict(_named(part, name)))
+    for key, value in flat.items():
+        old = get(config, key)
+        if isinstance(old, ConfigDict):
+            raise UserError(f"{key} is a section of the config; set one of its keys: {', '.join(sorted(old))}.")
+        _set(config, key, _convert(key, value, old))
+    config.lock()
+    return config
+
+
+def get(config, key):
+    """The value at a dotted key; a key that does not exist is a `UserError` with close matches."""
+    node = config
+    for part in key.split("."):
+        if not isinstance(node, ConfigDict) or part not in node:
+            raise unknown("config key", key, to_flat(config))
+        node = node[part]
+    return node
+
+
+def to_flat(config):
+    """The config as `{"train.steps": 1500, ...}`."""
+    return _flatten(config.to_dict())
+
+
+def to_json(config):
+    """The config as nested plain data: tuples become lists."""
+    return json.loads(json.dumps(config.to_dict()))
+
+
+def from_json(data):
+    """The config that `to_json` wrote, with the things it imports imported."""
+    import_modules(data["imports"])
+    config = ConfigDict(_tuples(data), convert_dict=True)
+    config.lock()
+    return config
+
+
+def _named(part, name):
+    return {"name": name, **_registry(part).hyper(name)}
+
+
+def _registry(part):
+    from posjax.schemes.positions import POLICIES
+    from posjax.schemes.registry import SCHEMES
+    from posjax.tasks.base import TASKS
+    return {"scheme": SCHEMES, "task": TASKS}.get(part, POLICIES)
+
+
+def _import_file(file):
+    """Imports a file under a name of its own."""
+    name = "posjax_file_" + "".join(c if c.isalnum() else "_" for c in str(file.resolve()))
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _flatten(nested, prefix=""):
+    flat = {}
+    for key, value in nested.items():
+        if isinstance(value, (dict, ConfigDict)):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _set(config, key, value):
+    *path, last = key.split(".")
+    for part in path:
+        config = config[part]
+    with config.unlocked(), config.ignore_type():
+        config[last] = value
+
+
+def _convert(key, value, old):
+    """`value` in the type of `old`; strings, as a command line gives them, are read first."""
+    given = value
+    if isinstance(value, str) and not isinstance(old, str):
+        try:
+            value = ast.literal_eval(value.capitalize() if value.lower() in ("true", "false", "none") else value)
+        except (ValueError, SyntaxError):
+            raise UserError(f"{key}={given!r} cannot be read; a value like {old!r} is expected.") from None
+    if isinstance(old, tuple):
+        value = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if old and not all(_fits(item, old[0]) for item in value):
+            raise UserError(f"{key}={given!r}: every item must be like {old[0]!r}.")
+        return value
+    if not _fits(value, old):
+        raise UserError(f"{key}={given!r} is of another type; a value like {old!r} is expected.")
+    return float(value) if isinstance(old, float) and value is not None else value
+
+
+def _fits(value, old):
+    if old is None or value is None:
+        return old is None
+    if isinstance(old, bool) or isinstance(value, bool):
+        return isinstance(old, bool) and isinstance(value, bool)
+    if isinstance(old, float):
+        return isinstance(value, (int, float))
+    return isinstance(value, type(old))
+
+
+def _tuples(data):
+    if isinstance(data, dict):
+        return {key: _tuples(value) for key, value in data.items()}
+    return tuple(_tuples(item) for item in data) if isinstance(data, list) else data

@@ -1,0 +1,139 @@
+"""What a config describes, built and checked: the task, the policies, the model and the optimiser."""
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+from posjax import config as configs
+from posjax.errors import UserError
+from posjax.models.decoder import Decoder, DecoderConfig
+from posjax.schemes.positions import POLICIES
+from posjax.schemes.registry import make_scheme
+from posjax.tasks.base import TASKS, Task
+
+# JAX keys and counters hold 32 bits; a seed beyond would be cut without a word.
+_LARGEST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Experiment:
+    """A config with everything that it names. Made by `Experiment.build`, which refuses what cannot run."""
+    config: Any
+    task: Task
+    train_policy: Any
+    eval_policy: Any
+    optimiser: optax.GradientTransformation
+    schedule: Any
+    graphdef: nnx.GraphDef
+    max_length: int | None
+    num_params: int
+
+    @classmethod
+    def build(cls, config):
+        """Checks every value and builds the parts; nothing is allocated and nothing is written.
+
+        Raises:
+          ValueError: the first thing in the config that cannot work, with its value and what is allowed.
+        """
+        _check_numbers(config)
+        task = _make(TASKS, config.task)
+        train_policy, eval_policy = (_make(POLICIES, config.positions[part]) for part in ("train", "eval"))
+        abstract = nnx.eval_shape(lambda: make_model(config, task.vocab_size, 0))
+        graphdef, params = nnx.split(abstract)
+        max_length = abstract.scheme.max_length
+        _check_lengths(config, task, train_policy, max_length)
+        schedule = _schedule(config.train)
+        return cls(config=config, task=task, train_policy=train_policy, eval_policy=eval_policy, schedule=schedule,
+                   optimiser=_optimiser(config.train, schedule), graphdef=graphdef, max_length=max_length,
+                   num_params=sum(leaf.size for leaf in jax.tree.leaves(params)))
+
+    @property
+    def seeds(self):
+        """The replicas: as many seeds as the config asks for, from its first."""
+        return tuple(range(self.config.seed, self.config.seed + self.config.num_seeds))
+
+    def init(self, seed):
+        """Parameters of one replica, a nested dict of float32 arrays; `seed` may be traced."""
+        return nnx.to_pure_dict(nnx.state(make_model(self.config, self.task.vocab_size, seed), nnx.Param))
+
+    def apply(self, params, tokens, **kwargs):
+        """Logits `[B, T, V]` of the decoder with `params`; see `Decoder.__call__`."""
+        return nnx.merge(self.graphdef, params)(tokens, **kwargs)
+
+    @functools.cached_property
+    def train_tokens(self):
+        """Tokens that a training sequence feeds to the model."""
+        return self.task.sequence_length(self.config.train.lengths.max) - 1
+
+
+def make_model(config, vocab_size, seed):
+    """The decoder of a config, with freshly drawn parameters."""
+    rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(seed), _LARGEST))
+    sizes = DecoderConfig(vocab_size=vocab_size, **config.model)
+    hyper = {key: value for key, value in config.scheme.items() if key != "name"}
+    scheme = make_scheme(config.scheme.name, num_heads=sizes.num_heads, head_dim=sizes.head_dim,
+                         model_dim=sizes.width, rngs=rngs, **hyper)
+    return Decoder(sizes, scheme, rngs=rngs)
+
+
+def _make(registry, section):
+    return registry.make(section.name, {key: value for key, value in section.items() if key != "name"})
+
+
+def _schedule(train):
+    """Linear warm-up, then a cosine down to a fraction of the peak."""
+    return optax.warmup_cosine_decay_schedule(
+        0.0, train.learning_rate, max(1, round(train.warmup_fraction * train.steps)), max(2, train.steps),
+        train.learning_rate * train.final_lr_fraction)
+
+
+def _optimiser(train, schedule):
+    return optax.chain(optax.clip_by_global_norm(train.clip_norm),
+                       optax.adamw(schedule, b1=train.beta1, b2=train.beta2, weight_decay=train.weight_decay))
+
+
+def _check_numbers(config):
+    for key in ("num_seeds", "train.steps", "train.batch_size", "train.chunk_steps", "train.checkpoint_every",
+                "train.lengths.min", "eval.num_examples", "eval.every_num_examples"):
+        if configs.get(config, key) < 1:
+            raise UserError(f"{key} is {configs.get(config, key)}; it must be at least 1.")
+    for key in ("seed", "eval.every", "train.weight_decay"):
+        if configs.get(config, key) < 0:
+            raise UserError(f"{key} is {configs.get(config, key)}; it must not be negative.")
+    if config.seed + config.num_seeds > _LARGEST:
+        raise UserError(f"seed is {config.seed}; seeds must stay below {_LARGEST}.")
+    for key in ("train.learning_rate", "train.clip_norm"):
+        if not configs.get(config, key) > 0:
+            raise UserError(f"{key} is {configs.get(config, key)}; it must be above 0.")
+    for key in ("train.beta1", "train.beta2", "train.warmup_fraction", "train.final_lr_fraction", "eval.fit_threshold"):
+        if not 0 <= configs.get(config, key) <= 1:
+            raise UserError(f"{key} is {configs.get(config, key)}; it must be from 0 to 1.")
+
+
+def _check_lengths(config, task, train_policy, max_length):
+    low, high = config.train.lengths.min, config.train.lengths.max
+    if low > high:
+        raise UserError(f"train.lengths.min is {low}, above train.lengths.max {high}.")
+    check_eval_lengths(config, task, config.eval.lengths)
+    for length in (low, high):
+        task.check_length(length)
+    jax.eval_shape(lambda: train_policy.positions(jax.random.key(0), 1, task.sequence_length(high) - 1))
+    span = train_policy.span(task.sequence_length(high) - 1)
+    if max_length is not None and span > max_length:
+        raise UserError(f"scheme.max_length is {max_length}, but training reaches position {span - 1} "
+                        f"({config.task.name} of length {high}): set scheme.max_length to at least {span}.")
+
+
+def check_eval_lengths(config, task, lengths):
+    """Raises `ValueError` unless `lengths` is a rising grid that the task can fill and that touches the training lengths."""
+    if not lengths or list(lengths) != sorted(set(lengths)) or lengths[0] < 1:
+        raise UserError(f"eval.lengths is {tuple(lengths)}; give rising lengths of at least 1.")
+    for length in lengths:
+        task.check_length(length)
+    low, high = config.train.lengths.min, config.train.lengths.max
+    if not any(low <= length <= high for length in lengths):
+        raise UserError(f"eval.lengths {tuple(lengths)} has none of the training lengths {low} to {high}, "
+                        "without which nobody can say whether the scheme fits.")

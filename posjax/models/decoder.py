@@ -1,0 +1,116 @@
+"""The decoder: pre-norm, tied embedding, per-token all the way. It knows no scheme by name."""
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+
+from posjax.errors import UserError, unknown
+from posjax.schemes.attend import attend
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes of a decoder.
+
+    Attributes:
+      vocab_size: number of token ids, V.
+      width: channels of the residual stream, D.
+      depth: number of blocks.
+      num_heads: query heads, H.
+      head_dim: channels a head, Dh; None for width / num_heads.
+      mlp_ratio: hidden channels of the MLP, as a multiple of the width.
+      dtype: of the computation; parameters are float32, and so are positions, softmax, norms and logits.
+    """
+    vocab_size: int
+    width: int = 64
+    depth: int = 2
+    num_heads: int = 4
+    head_dim: int | None = None
+    mlp_ratio: float = 4.0
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        for name in ("vocab_size", "width", "depth", "num_heads"):
+            if getattr(self, name) < 1:
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.head_dim is None:
+            if self.width % self.num_heads:
+                raise UserError(f"model.width {self.width} does not divide by model.num_heads {self.num_heads}; "
+                                "change one, or set model.head_dim.")
+            object.__setattr__(self, "head_dim", self.width // self.num_heads)
+        if self.head_dim < 1:
+            raise UserError(f"model.head_dim is {self.head_dim}; it must be at least 1.")
+        if int(self.mlp_ratio * self.width) < 1:
+            raise UserError(f"model.mlp_ratio is {self.mlp_ratio}; it must leave the MLP at least 1 channel.")
+        if self.dtype not in DTYPES:
+            raise unknown("model.dtype", self.dtype, DTYPES)
+
+
+class Block(nnx.Module):
+    """Attention and MLP, each on a normed copy of the residual stream."""
+
+    def __init__(self, config, *, rngs):
+        dtype = DTYPES[config.dtype]
+        attention_dim = config.num_heads * config.head_dim
+        hidden_dim = int(config.mlp_ratio * config.width)
+
+        def linear(d_in, d_out):
+            return nnx.Linear(d_in, d_out, use_bias=False, dtype=dtype, rngs=rngs)
+
+        def norm():
+            return nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
+        self.heads = (config.num_heads, config.head_dim)
+        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.query, self.key, self.value = (linear(config.width, attention_dim) for _ in range(3))
+        self.out = linear(attention_dim, config.width)
+        self.up, self.down = linear(config.width, hidden_dim), linear(hidden_dim, config.width)
+
+    def __call__(self, x, shape, scheme, positions, segment_ids, backend):
+        """`x` is `[B * T, D]`: dense layers on flat activations spare XLA a transposed copy for each weight gradient."""
+        normed = self.attention_norm(x)
+        q, k, v = (f(normed).reshape(*shape, *self.heads) for f in (self.query, self.key, self.value))
+        mixed = attend(scheme, q, k, v, q_positions=positions, k_positions=positions,
+                       q_segment_ids=segment_ids, k_segment_ids=segment_ids, backend=backend)
+        x = x + self.out(mixed.reshape(x.shape[0], -1))
+        return x + self.down(nnx.gelu(self.up(self.mlp_norm(x))))
+
+
+class Decoder(nnx.Module):
+    """Tokens in, logits of the next token out, for every position.
+
+    Args:
+      config: sizes.
+      scheme: the positional scheme, shared by all blocks; made for the same `num_heads`, `head_dim` and width.
+      rngs: for the parameters.
+    """
+
+    def __init__(self, config, scheme, *, rngs):
+        self.config = config
+        self.scheme = scheme
+        # Unit-size token vectors (embedding of 1/sqrt(D), times sqrt(D)), the size of what schemes add to them.
+        self.tokens = nnx.Embed(config.vocab_size, config.width, dtype=DTYPES[config.dtype], rngs=rngs,
+                                embedding_init=nnx.initializers.normal(config.width ** -0.5))
+        self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.depth)])
+        self.final_norm = nnx.RMSNorm(config.width, dtype=DTYPES[config.dtype], rngs=rngs)
+
+    def __call__(self, tokens, *, positions=None, segment_ids=None, backend="auto"):
+        """Logits, float32 `[B, T, V]`.
+
+        Args:
+          tokens: int32 `[B, T]`.
+          positions: int32 `[T]` or `[B, T]`; None for 0 .. T-1.
+          segment_ids: int32 `[B, T]`; tokens of different segments never see each other.
+          backend: of attention.
+        """
+        batch, length = tokens.shape
+        if positions is None:
+            positions = jnp.arange(length, dtype=jnp.int32)
+        x = self.tokens(tokens)
+        x = self.scheme.embed(x * jnp.asarray(self.config.width ** 0.5, x.dtype), positions)
+        x = x.reshape(batch * length, -1)
+        for block in self.blocks:
+            x = block(x, (batch, length), self.scheme, positions, segment_ids, backend)
+        logits = self.tokens.attend(self.final_norm(x))
+        return logits.astype(jnp.float32).reshape(batch, length, -1)

@@ -1,0 +1,73 @@
+"""The jitted heart of training: many steps in one call, on batches made on the device."""
+import jax
+import jax.numpy as jnp
+import optax
+
+from posjax.tasks.base import stream_key
+from posjax.train.replicas import over_replicas, place
+
+METRICS = ("loss", "grad_norm", "token_accuracy")
+
+
+def answer_loss(logits, batch):
+    """Mean cross-entropy over the answer tokens, in nats."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
+    return (losses * batch.weights).sum() / batch.weights.sum()
+
+
+def train_batch(experiment, seed, step):
+    """Batch and positions of a step: a function of (seed, step) alone, so that a resumed run sees the same data."""
+    train, task = experiment.config.train, experiment.task
+    length_key, sample_key, position_key = jax.random.split(stream_key(seed, "train", step), 3)
+    lengths = jax.random.randint(length_key, (train.batch_size,), train.lengths.min, train.lengths.max + 1, jnp.int32)
+    batch = task.sample(sample_key, lengths, max_length=train.lengths.max)
+    return batch, experiment.train_policy.positions(position_key, *batch.tokens.shape)
+
+
+def make_step(experiment):
+    """One optimiser step of one replica: `(state, step, seed) -> (state, metrics)`."""
+    def loss_fn(params, batch, positions):
+        logits = experiment.apply(params, batch.tokens, positions=positions)
+        right = (logits.argmax(-1) == batch.targets) * batch.weights
+        return answer_loss(logits, batch), right.sum() / batch.weights.sum()
+
+    def step_fn(state, step, seed):
+        batch, positions = train_batch(experiment, seed, step)
+        (loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(state["params"], batch, positions)
+        updates, opt_state = experiment.optimiser.update(grads, state["opt_state"], state["params"])
+        metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), "token_accuracy": accuracy}
+        return {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state}, metrics
+    return step_fn
+
+
+def make_chunk(experiment, mesh):
+    """The training function: `chunk(state, seeds, first_step, num_steps) -> (state, metrics)`.
+
+    `state` holds params and optimiser state of all replicas and is donated; `seeds` is uint32 `[R]`. Each metric is
+    float32 `[R, chunk_steps]`, of which the first `num_steps` hold. That number is traced: a run that checkpoints or
+    ends off the beat of its chunks compiles once all the same.
+    """
+    step_fn = make_step(experiment)
+    chunk_steps = experiment.config.train.chunk_steps
+
+    def one(replica, first_step, num_steps):
+        state, seed = replica
+
+        def body(n, carry):
+            state, metrics = carry
+            state, new = step_fn(state, first_step + n, seed)
+            return state, {name: metrics[name].at[n].set(new[name]) for name in METRICS}
+        empty = {name: jnp.zeros(chunk_steps, jnp.float32) for name in METRICS}
+        return jax.lax.fori_loop(0, num_steps, body, (state, empty))
+
+    def chunk(state, seeds, first_step, num_steps):
+        return over_replicas(one, mesh, num_shared=2)((state, seeds), jnp.int32(first_step), jnp.int32(num_steps))
+    return jax.jit(chunk, donate_argnums=0)
+
+
+def init_state(experiment, seeds, mesh):
+    """Fresh state of all replicas, laid over the mesh."""
+    def one(seed):
+        params = experiment.init(seed)
+        return {"params": params, "opt_state": experiment.optimiser.init(params)}
+    return place(jax.jit(over_replicas(one, mesh))(seeds), mesh)

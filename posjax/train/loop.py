@@ -1,0 +1,205 @@
+"""The host's side of training: between chunks it logs, evaluates, saves, and lets itself be interrupted."""
+import logging
+import pathlib
+import sys
+import time
+
+import jax
+import numpy as np
+
+from posjax import config as configs
+from posjax.eval.extrapolation import Evaluator
+from posjax.experiment import Experiment
+from posjax.io.checkpoints import Checkpoints
+from posjax.io.environment import environment_record
+from posjax.io.run_dir import RunDir
+from posjax.train.chunk import METRICS, init_state, make_chunk
+from posjax.train.curves import Curves
+from posjax.train.interrupt import Interrupted, deferred_signals
+from posjax.train.progress import Progress, duration
+from posjax.train.replicas import replica_mesh, seeds_array
+
+_log = logging.getLogger(__name__)
+
+
+class Diverged(RuntimeError):
+    """A loss that is not finite. The message has the step, the seed and the last finite metrics."""
+
+
+def train(config, workdir, *, command=None, stream=None):
+    """Trains, evaluates and records one config; goes on where an earlier call stopped.
+
+    Args:
+      config: a `ConfigDict` as `posjax.load_config` makes it.
+      workdir: the run directory.
+      command: the shell command that reproduces the run, for its record.
+      stream: where progress goes; None for standard error.
+
+    Returns:
+      The path of the run directory.
+
+    Raises:
+      ValueError: a config that cannot work (nothing is written), or a directory that is in use or another run's.
+      Diverged: a loss is not finite.
+      Interrupted: SIGINT or SIGTERM came; the state is saved.
+    """
+    stream = stream or sys.stderr
+    experiment = Experiment.build(config)
+    command = command or f"posjax train --config={pathlib.Path(workdir) / 'config.json'} --workdir={workdir}"
+    with RunDir.create(workdir, configs.to_json(config)) as run:
+        if run.done is not None:
+            stream.write(f"{workdir} is finished: {config.train.steps} steps. Nothing to do.\n")
+            return run.path
+        with Checkpoints(run.checkpoint_dir) as checkpoints:
+            _Training(experiment, run, checkpoints, command, stream).go()
+        return run.path
+
+
+class _Training:
+    """One call of `train`: its state on the device and what is open on the host."""
+
+    def __init__(self, experiment, run, checkpoints, command, stream):
+        self.experiment, self.run, self.checkpoints, self.stream = experiment, run, checkpoints, stream
+        self.config = experiment.config
+        self.mesh = replica_mesh(len(experiment.seeds))
+        self.seeds = seeds_array(experiment.seeds, self.mesh)
+        self.evaluate = Evaluator(experiment, self.mesh)
+        self.step, self.seconds = 0, 0.0
+        self.last_finite, self.last_read = "none", 0.0
+        self.state = init_state(experiment, self.seeds, self.mesh)
+        resumed = self._restore()
+        if resumed is None or not run.environment:
+            run.write_environment(environment_record(command))
+        self.curves = Curves(run, self.config, resumed)
+        # A run's tokens are counted as fed to the model, padding included: that is what the time goes to.
+        tokens = len(experiment.seeds) * self.config.train.batch_size * experiment.train_tokens
+        self.progress = Progress(self.config.train.steps, self.step, tokens, stream=stream)
+        stream.write(banner(experiment, self.mesh, tokens))
+        if resumed:
+            stream.write(f"Resuming at step {resumed} of {self.config.train.steps}.\n")
+
+    def go(self):
+        finished = False
+        try:
+            self._train()
+            self._finish()
+            finished = True
+        finally:
+            self.progress.close()
+            self.curves.close(finished)
+
+    def _restore(self):
+        """Takes up the latest checkpoint; None if there is none. Records past it are dropped: they come again."""
+        restored = self.checkpoints.restore(self._saved())
+        step = None
+        if restored is not None:
+            step = self.step = int(restored["step"])
+            self.state = restored["state"]
+        self.run.truncate_after(self.step)
+        if rows := self.run.metrics():
+            self.seconds = rows[-1]["seconds"]
+        return step
+
+    def _saved(self):
+        return {"params": self.state["params"], "opt_state": self.state["opt_state"], "step": np.int32(self.step)}
+
+    def _train(self):
+        train, every = self.config.train, self.config.eval.every
+        chunk = make_chunk(self.experiment, self.mesh)
+        pending = None
+        with deferred_signals() as interrupt:
+            while self.step < train.steps:
+                stops = [train.steps, self.step + train.chunk_steps, _next(self.step, train.checkpoint_every)]
+                if every:
+                    stops.append(_next(self.step, every))
+                count = min(stops) - self.step
+                started = time.monotonic()
+                self.state, metrics = chunk(self.state, self.seeds, self.step, count)
+                # The chunk before this one is read while this one computes.
+                if pending:
+                    self._record(*pending)
+                self.step += count
+                pending = (self.step, count, metrics, started)
+                due = self.step % train.checkpoint_every == 0 or self.step == train.steps
+                evaluate = every and self.step % every == 0 and self.step < train.steps
+                if due or evaluate or interrupt.signum:
+                    self._record(*pending)
+                    pending = None
+                if evaluate:
+                    self._evaluate(self.config.eval.every_num_examples)
+                if due or interrupt.signum:
+                    self.checkpoints.save(self.step, self._saved())
+                if interrupt.signum and self.step < train.steps:
+                    self.checkpoints.wait()
+                    raise Interrupted(f"Interrupted at step {self.step} of {train.steps}; the state is saved in "
+                                      f"{self.run.path}. The same command goes on from there.", interrupt.signum)
+
+    def _record(self, step, count, metrics, started):
+        """Reads a chunk's metrics, which waits for it, and logs them; stops at a loss that is not finite."""
+        values = {name: np.asarray(metrics[name])[:, :count] for name in METRICS}
+        now = time.monotonic()
+        seconds = now - max(started, self.last_read)  # chunks overlap: one computes from when the one before is done
+        self.last_read, self.seconds = now, self.seconds + seconds
+        finite = np.isfinite(values["loss"]) & np.isfinite(values["grad_norm"])
+        if not finite.all():
+            where = int(np.argmin(finite.all(0)))
+            seeds = [seed for seed, ok in zip(self.experiment.seeds, finite[:, where]) if not ok]
+            raise Diverged(f"The loss or its gradient is not finite at step {step - count + where + 1} "
+                           f"(seed {', '.join(map(str, seeds))}). Last finite metrics: {self._last(values, step - count, where)}.")
+        tokens = len(self.experiment.seeds) * self.config.train.batch_size * self.experiment.train_tokens
+        row = {
+            "step": step, "seeds": list(self.experiment.seeds),
+            "loss": values["loss"].mean(1), "grad_norm": values["grad_norm"].mean(1),
+            "train_token_accuracy": values["token_accuracy"].mean(1),
+            "learning_rate": float(self.experiment.schedule(step - 1)),
+            "tokens_per_second": count * tokens / seconds, "steps_per_second": count / seconds, "seconds": self.seconds,
+        }
+        self.run.append_metrics([row])
+        self.curves.training(row)
+        self.last_finite = _metrics_text(values, step - count, count - 1)
+        self.progress.update(step, float(values["loss"][:, -1].mean()))
+
+    def _last(self, values, first, where):
+        return _metrics_text(values, first, where - 1) if where else self.last_finite
+
+    def _evaluate(self, num_examples):
+        rows = self.evaluate(self.state["params"], self.seeds, self.step, self.config.eval.lengths, num_examples)
+        self.run.append_evals(rows)
+        self.curves.evaluation(rows)
+        return rows
+
+    def _finish(self):
+        started = time.monotonic()
+        rows = self._evaluate(self.config.eval.num_examples)
+        self.curves.lengths(rows)
+        self.checkpoints.wait()
+        evaluated = time.monotonic() - started
+        self.run.finish({"steps": self.step, "train_seconds": self.seconds, "eval_seconds": evaluated,
+                         "eval_compilations": self.evaluate.compilations})
+        self.progress.close()
+        self.stream.write(f"Trained in {duration(self.seconds)}, evaluated in {duration(evaluated)}: {self.run.path}\n")
+
+
+def banner(experiment, mesh, tokens):
+    """What is about to run, for a person."""
+    config = experiment.config
+    device = jax.devices()[0]
+    return (f"posjax  jax {jax.__version__}, {mesh.size} of {jax.device_count()} {device.platform} devices "
+            f"({device.device_kind})\n"
+            f"scheme {_with_hyper(config.scheme)}; task {_with_hyper(config.task)}; attention backend auto\n"
+            f"{experiment.num_params:,} parameters x {len(experiment.seeds)} seeds; {tokens:,} tokens a step; "
+            f"{config.train.steps} steps\n")
+
+
+def _with_hyper(section):
+    own = ", ".join(f"{key}={value}" for key, value in section.items() if key != "name")
+    return f"{section.name} ({own})" if own else section.name
+
+
+def _metrics_text(values, first, index):
+    means = ", ".join(f"{name} {values[name][:, index].mean():.6g}" for name in METRICS)
+    return f"step {first + index + 1}: {means} (mean over seeds)"
+
+
+def _next(step, every):
+    return (step // every + 1) * every
