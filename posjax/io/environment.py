@@ -21,7 +21,7 @@ def environment_record(command: str) -> dict:
         "cpu_count": os.cpu_count(),
         "git_commit": _git_commit(),
         "command": command,
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -13,6 +13,7 @@ One process writes at a time; anybody may read at any time. See `posjax.io.jsonl
 import fcntl
 import os
 from pathlib import Path
+from typing import Self
 
 from posjax.errors import UserError
 from posjax.io import jsonl
@@ -21,9 +22,9 @@ from posjax.io import jsonl
 class RunDir:
     """The records of one run. `RunDir.create` to write (and read), `RunDir.open` to read."""
 
-    def __init__(self, path: Path, lock_file=None):
+    def __init__(self, path: Path, lock: int | None = None):
         self.path = path
-        self._lock_file = lock_file
+        self._lock = lock  # file descriptor: it stays open for the process's lifetime if nobody closes it
 
     @classmethod
     def create(cls, path: str | os.PathLike, config: dict) -> "RunDir":
@@ -39,27 +40,23 @@ class RunDir:
         text = jsonl.dumps(config, indent=2) + "\n"
         _check(path, config)
         made = _missing(path)
+        lock = None
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock_path = path / "lock"
-            lock_made = not lock_path.exists()
-            lock_file = _lock(lock_path)
-        except OSError as error:
-            _remove(made)
-            raise UserError(f"Cannot write to run directory {path}: {error.strerror}.") from None
-        try:
+            lock = _lock(path / "lock")
             _check(path, config)  # again: another process may have been quicker before the lock was ours
             if not (path / "config.json").exists():
                 jsonl.replace(path / "config.json", text.encode())
         except BaseException as error:
-            if lock_made:
-                lock_path.unlink()
-            lock_file.close()
+            if lock is not None:
+                if not (path / "config.json").exists():
+                    (path / "lock").unlink()
+                os.close(lock)
             _remove(made)
             if isinstance(error, OSError):
                 raise UserError(f"Cannot write to run directory {path}: {error.strerror}.") from None
             raise
-        return cls(path, lock_file)
+        return cls(path, lock)
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> "RunDir":
@@ -103,7 +100,7 @@ class RunDir:
         """The records of evaluation. Of those with equal (step, seed, length, condition, num_examples) the last counts."""
         records = {}
         for row in jsonl.read_lines(self.path / "evals.jsonl"):
-            condition = tuple(sorted((row.get("condition") or {}).items()))
+            condition = jsonl.dumps(sorted((row.get("condition") or {}).items()))
             records[row["step"], row["seed"], row["length"], condition, row.get("num_examples")] = row
         return list(records.values())
 
@@ -138,20 +135,20 @@ class RunDir:
 
     def close(self) -> None:
         """Gives the lock back. Reading still works."""
-        if self._lock_file is not None:
+        if self._lock is not None:
             # The file stays: were it removed, a process waiting at the old file and one at a new file would both "hold" it.
-            self._lock_file.truncate(0)
-            self._lock_file.close()
-            self._lock_file = None
+            os.ftruncate(self._lock, 0)
+            os.close(self._lock)
+            self._lock = None
 
-    def __enter__(self) -> "RunDir":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info) -> None:
         self.close()
 
     def _check_writable(self) -> None:
-        if self._lock_file is None:
+        if self._lock is None:
             raise RuntimeError(f"Run {self.path} is not open for writing: use RunDir.create.")
 
 
@@ -188,23 +185,21 @@ def _flatten(config: dict, prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _lock(lock_path: Path):
-    """The open, locked file with our process id inside. Raises `UserError` if another process holds it."""
-    lock_file = open(lock_path, "a+")
+def _lock(lock_path: Path) -> int:
+    """The descriptor of the locked file, our process id inside. Raises `UserError` if another process holds it."""
+    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        lock_file.seek(0)
-        owner = lock_file.read().strip()
-        lock_file.close()
+        owner = os.read(lock, 32).decode().strip()
+        os.close(lock)
         if not isinstance(error, BlockingIOError):
             raise
         process = f"process {owner}" if owner else "another process"
         raise UserError(f"Run directory {lock_path.parent} is in use by {process}.") from None
-    lock_file.truncate(0)
-    lock_file.write(f"{os.getpid()}\n")
-    lock_file.flush()
-    return lock_file
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+    return lock
 
 
 def _missing(path: Path) -> list[Path]:
