@@ -1,0 +1,1 @@
+"""Everything that posjax writes or reads: run directories, checkpoints, TensorBoard events."""
