@@ -255,7 +255,7 @@ def summarize(rows, config, *, label=None, finished=True):
     if step is None:
         unfinished = "unfinished: no evaluation yet"
     elif step < steps or not finished:
-        unfinished = f"unfinished: last evaluation at step {step} of {steps}"
+        unfinished = f"unfinished: last evaluation at step {step} of {steps}" + (", not complete" if step >= steps else "")
 
     groups = {}
     for (seed, length, _), row in final.items():
