@@ -33,11 +33,14 @@ def run_figure(summary):
     return png(figure)
 
 
-def draw_extrapolation(summaries, *, panels=("exact_match", "token_accuracy"), looks=None, everything=False):
-    """A Figure of curves over length. `everything` also draws unfinished runs; `looks` are `styles` of a larger set."""
+def draw_extrapolation(summaries, *, panels=("exact_match", "token_accuracy"), looks=None, everything=False, key=True):
+    """A Figure of curves over length.
+
+    `everything` also draws unfinished runs; `looks` are `styles` of a larger set; without `key` the page has the legend.
+    """
     looks = looks or styles(summaries)
     shown = [s for s in summaries if s.lengths and (everything or not s.unfinished)]
-    figure = Figure(figsize=(5.4 * len(panels), 4.4), layout="constrained")
+    figure = Figure(figsize=(5.4 * len(panels), 4.4 if key else 3.7), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for ax, panel in zip(axes, panels):
         dress(ax, EXACT if panel == "exact_match" else TOKEN)
@@ -46,7 +49,8 @@ def draw_extrapolation(summaries, *, panels=("exact_match", "token_accuracy"), l
             # The first wide, the last thin: where curves coincide (at 0 and at 1), all can be seen.
             curve(ax, summary, panel, looks[summary.label], thin=index / max(1, len(shown) - 1))
         mark_ends(ax, shown, panel, looks)
-    legend(figure, shown, looks, band=any(e.interval for s in shown for e in s.exact_match.values()))
+    if key:
+        legend(figure, shown, looks, band=any(e.interval for s in shown for e in s.exact_match.values()))
     return figure
 
 
@@ -89,7 +93,7 @@ def mark_ends(ax, summaries, panel, looks):
         note.set_parse_math(False)
 
 
-def draw_positions(summaries, *, looks=None, lengths=None):
+def draw_positions(summaries, *, looks=None, lengths=None, key=True):
     """A Figure of accuracy over answer tokens; None if no answer is longer than one token."""
     looks = looks or styles(summaries)
     shown = [s for s in summaries if s.has_result]
@@ -98,21 +102,22 @@ def draw_positions(summaries, *, looks=None, lengths=None):
         return None
     rows = math.ceil(len(lengths) / 2)
     columns = min(2, len(lengths))
-    figure = Figure(figsize=(4.6 * columns, 2.5 * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, 2.5 * rows + 0.6 * key), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for ax in axes[len(lengths):]:
         ax.remove()
     for index, (ax, n) in enumerate(zip(axes, lengths)):
         dress(ax, "accuracy (teacher-forced)" if index % columns == 0 else "")
-        for s in shown:
-            values = s.per_position.get(n, ())
-            ax.plot(range(1, len(values) + 1), values, color=looks[s.label].colour, linestyle=looks[s.label].dash, linewidth=1.5,
-                    marker=looks[s.label].marker if len(values) < 40 else None, markersize=3)
+        for order, s in enumerate(shown):
+            values, look, thin = s.per_position.get(n, ()), looks[s.label], order / max(1, len(shown) - 1)
+            ax.plot(range(1, len(values) + 1), values, color=look.colour, linestyle=look.dash, linewidth=3 - 1.6 * thin,
+                    marker=look.marker if len(values) < 40 else None, markersize=5 - 2 * thin)
         train_max = shown[0].train_max
         ax.set_title(f"length {n}" + (" (trained)" if n <= train_max else f" ({n / train_max:.3g}× trained)"), fontsize=9, color=INK)
         ax.set_xlabel("answer token", fontsize=9, color=INK)
         ax.xaxis.get_major_locator().set_params(integer=True)
-    legend(figure, shown, looks, band=False)
+    if key:
+        legend(figure, shown, looks, band=False)
     return figure
 
 
@@ -128,24 +133,22 @@ def position_lengths(summaries):
 
 def draw_losses(named_metrics, looks):
     """A Figure of training loss over steps from [(label, metrics rows)]: the mean over seeds, thin lines for each."""
-    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(5.4, 3.2), layout="constrained")
     ax = figure.subplots()
     dress(ax, "training loss")
     ax.set_ylim(auto=True)
     ax.set_yscale("log")
-    handles = []
     for label, rows in named_metrics:
+        look = looks[label]
         # A resumed run may have logged a step twice: the last counts.
         rows = sorted({row["step"]: row for row in rows if row.get("loss")}.items())
         losses = [[positive(value) for value in row["loss"]] for _, row in rows]
         steps = [step for step, _ in rows]
         for seed in range(max(map(len, losses), default=0)):
-            ax.plot(steps, [values[seed] if seed < len(values) else math.nan for values in losses], color=looks[label].colour,
-                    alpha=0.3, linewidth=0.6)
-        ax.plot(steps, [math.fsum(v) / len(v) for v in losses], color=looks[label].colour, linestyle=looks[label].dash, linewidth=1.6)
-        handles.append(Line2D([], [], color=looks[label].colour, linestyle=looks[label].dash, linewidth=1.9, label=text(label)))
+            values = [values[seed] if seed < len(values) else math.nan for values in losses]
+            ax.plot(steps, values, color=look.colour, alpha=0.3, linewidth=0.6)
+        ax.plot(steps, [math.fsum(v) / len(v) for v in losses], color=look.colour, linestyle=look.dash, linewidth=1.6)
     ax.set_xlabel("step", fontsize=9, color=INK)
-    place_legend(figure, handles)
     return figure
 
 
@@ -207,10 +210,6 @@ def legend(figure, summaries, looks, *, band):
                               label=name + (f" ({len(s.fit)}/{len(s.seeds)} seeds fit)" if len(s.fit) < len(s.seeds) else "")))
     if band and handles:
         handles.append(Patch(facecolor=GREY, alpha=0.3, label="95 % interval over seeds (Student t)"))
-    place_legend(figure, handles)
-
-
-def place_legend(figure, handles):
     if not handles:
         return
     longest = max(len(handle.get_label()) for handle in handles)

@@ -5,7 +5,7 @@ import zlib
 # Okabe and Ito's colours for all kinds of colour vision, with their yellow and black (no contrast on paper, or on a dark
 # page) replaced from Tol's. The page swaps them for lighter ones in dark mode (`--s0` to `--s7` in report.css).
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#332288")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★"}  # in a figure: in a text
 INK, GREY = "#1d2430", "#8a8f98"
 
 # Presentation, so here and not in the scheme: slots of schemes that are often shown together. Any other name gets one
@@ -31,7 +31,8 @@ def styles(summaries):
         lap, slot = next((place for place in free if place not in taken), (2, wanted))
         taken.add((lap, slot))
         # A second lap of the colours has other markers and dashes.
-        chosen[label] = Style(PALETTE[slot], MARKERS[(slot + 3 * lap) % len(MARKERS)], ("-", (0, (5, 1.5)), (0, (1.5, 1)))[lap], slot)
+        marker = list(MARKERS)[(slot + 3 * lap) % len(MARKERS)]
+        chosen[label] = Style(PALETTE[slot], marker, ("-", (0, (5, 1.5)), (0, (1.5, 1)))[lap], slot)
 
     seen = set()
     for label, scheme in by_label.items():
