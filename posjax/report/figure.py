@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from posjax.report.style import GREY, INK, PALETTE, styles
 
@@ -149,6 +150,10 @@ def draw_losses(named_metrics, looks):
             ax.plot(steps, values, color=look.colour, alpha=0.3, linewidth=0.6)
         ax.plot(steps, [math.fsum(v) / len(v) for v in losses], color=look.colour, linestyle=look.dash, linewidth=1.6)
     ax.set_xlabel("step", fontsize=9, color=INK)
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
     return figure
 
 
@@ -161,7 +166,7 @@ def dress(ax, label):
     ax.set_ylim(-0.03, 1.03)
     ax.set_ylabel(label, fontsize=9, color=INK)
     ax.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
-    ax.tick_params(labelsize=8, colors=INK, width=0.6)
+    ax.tick_params(which="both", labelsize=8, colors=INK, width=0.6)
     ax.set_facecolor("none")
     for side, spine in ax.spines.items():
         spine.set(visible=side in ("left", "bottom"), color=INK, linewidth=0.6)

@@ -50,12 +50,13 @@ def write_report(run_paths, out_path):
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(page, encoding="utf-8")
-        os.replace(partial, out)
+        try:
+            partial.write_text(page, encoding="utf-8")
+            os.replace(partial, out)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"The report cannot be written to {out}: {error.strerror}.") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return out
 
 
@@ -66,6 +67,7 @@ def render(records):
     looks = styles([summary for _, summaries in groups for summary in summaries])
     body = "".join(section(index, *group, looks) for index, group in enumerate(groups))
     links = "".join(f'<a href="#task-{i}">{escape(summaries[0].task)}</a>' for i, (_, summaries) in enumerate(groups))
+    reading = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in READING.split("\n\n"))
     count = f"{len(records)} run{'s' * (len(records) != 1)}"
     tasks = ", ".join(dict.fromkeys(summaries[0].task for _, summaries in groups))
     return f"""<!DOCTYPE html>
@@ -87,7 +89,7 @@ def render(records):
 {body}</main>
 <footer>
 <h3>How to read this</h3>
-{"".join(f"<p>{escape(paragraph)}</p>" for paragraph in READING.split("\n\n"))}
+{reading}
 </footer>
 </body>
 </html>
@@ -133,7 +135,7 @@ def section(index, records, summaries, looks):
     if spots:
         parts += ["<h3>Where in the answer it fails</h3>",
                   '<p class="note">Teacher-forced accuracy at every token of the answer, mean over the seeds that fit.</p>',
-                  key([s for s in summaries if s.has_result], looks), '<div class="grid">']
+                  key([s for s in summaries if s.has_result], looks, band=False), '<div class="grid">']
         parts += [picture(figure.draw_positions(summaries, looks=looks, lengths=[n], key=False), f"t{index}-p{n}",
                           f"Accuracy by answer token at length {n} (teacher-forced).") for n in spots]
         parts.append("</div>")
@@ -157,5 +159,5 @@ def run(record, summary, looks):
     environment = {k: v for k, v in record.environment.items() if k != "command"}
     return (f"<h4>{mark(summary, looks)}{escape(summary.label)} <span class='note'>{escape(record.name)}: {escape(state)}</span></h4>"
             f'<pre class="command">{escape(command or "(the run has no record of its command)")}</pre>'
-            f"<details><summary>Resolved config</summary><pre>{escape(json.dumps(record.config, indent=2))}</pre></details>"
-            f"<details><summary>Environment</summary><pre>{escape(json.dumps(environment, indent=2))}</pre></details>")
+            f"<details><summary>Resolved config</summary><pre>{escape(json.dumps(record.config, indent=2, ensure_ascii=False))}</pre></details>"
+            f"<details><summary>Environment</summary><pre>{escape(json.dumps(environment, indent=2, ensure_ascii=False))}</pre></details>")

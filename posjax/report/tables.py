@@ -1,6 +1,7 @@
 """The tables of the HTML page. All text that comes from files goes through `escape`."""
 import html
 
+from posjax.eval.statistics import THRESHOLDS
 from posjax.report import words
 from posjax.report.style import MARKERS
 
@@ -17,7 +18,7 @@ def mark(summary, looks):
     return f'<span class="mark" style="color:var(--s{look.slot})" aria-hidden="true">{MARKERS[look.marker]}</span> '
 
 
-def key(summaries, looks):
+def key(summaries, looks, *, band=True):
     """The legend of the figures below it."""
     items = []
     for s in summaries:
@@ -25,7 +26,7 @@ def key(summaries, looks):
             continue
         note = f": did not fit ({words.fit(s)} seeds)" if s.did_not_fit else ""
         items.append(f"<li>{mark(s, looks)}{escape(s.label + note)}</li>")
-    if any(e.interval for s in summaries for e in s.exact_match.values()):
+    if band and any(e.interval for s in summaries for e in s.exact_match.values()):
         items.append('<li class="band">Band: 95 % interval over seeds; thin lines: seeds</li>')
     return f'<ul class="key">{"".join(items)}</ul>'
 
@@ -36,20 +37,24 @@ def length_table(summaries, looks):
     lengths = sorted({n for s in summaries if not s.unfinished for n in s.lengths})
     head = "".join(f'<th scope="col">{mark(s, looks)}{escape(s.label)}</th>' for s in summaries)
     body = [line("seeds that fit", [plain_cell("" if s.unfinished else words.fit(s)) for s in summaries])]
-    for threshold in (0.9, 0.5):
-        body.append(line(f"effective length at {threshold}", [effective_cell(s, threshold) for s in summaries],
-                         "last" if threshold == 0.5 else ""))
+    body += [line(f"effective length at {threshold}", [effective_cell(s, threshold) for s in summaries])
+             for threshold in THRESHOLDS]
+    body.append(divider(f"trained on {summaries[0].train_min} to {train_max}", summaries))
     for index, n in enumerate(lengths):
         if n > train_max and (index == 0 or lengths[index - 1] <= train_max):
-            body.append(f'<tr class="edge"><th>beyond {train_max}</th><td colspan="{len(summaries)}"></td></tr>')
-        name = f"length {n}" + (f" ({words.times(n / train_max)})" if n > train_max else "")
+            body.append(divider(f"beyond {train_max}", summaries))
+        name = f"{n}" + (f" ({words.times(n / train_max)})" if n > train_max else "")
         body.append(line(name, [value_cell(s, n) for s in summaries]))
-    return (f'<div class="scroll" tabindex="0"><table><thead><tr><th></th>{head}</tr></thead>'
+    return (f'<div class="scroll" tabindex="0"><table><thead><tr><th scope="col">length</th>{head}</tr></thead>'
             f"<tbody>{''.join(body)}</tbody></table></div>")
 
 
-def line(name, cells, kind=""):
-    return f'<tr class="{kind}"><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>'
+def line(name, cells):
+    return f'<tr><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>'
+
+
+def divider(name, summaries):
+    return f'<tr class="edge"><th scope="rowgroup">{escape(name)}</th><td colspan="{len(summaries)}"></td></tr>'
 
 
 def plain_cell(value):
@@ -66,7 +71,7 @@ def effective_cell(summary, threshold):
     if summary.did_not_fit:
         return absent("did not fit")
     mean, _, seeds = words.effective(summary.effective[threshold]).partition(" (")
-    return f"<td><b>{escape(mean)}</b>" + (f"<small>seeds {escape(seeds.rstrip(')'))}</small>" if seeds else "") + "</td>"
+    return f"<td><b>{escape(mean)}</b>" + (f"<small>{escape(seeds.rstrip(')'))}</small>" if seeds else "") + "</td>"
 
 
 def value_cell(summary, length):
@@ -78,7 +83,10 @@ def value_cell(summary, length):
     small = ""
     if estimate.interval:
         low, high = estimate.interval
-        small = f"<small>{low:.2f} to {high:.2f}</small><small>min {estimate.min:.2f} max {estimate.max:.2f}</small>"
+        seeds = f"min {estimate.min:.2f} max {estimate.max:.2f}"
+        small = f"<small>{low:.2f} to {high:.2f}</small><small>{seeds}</small>"
+        if len({f"{value:.2f}" for value in (low, high, *estimate.values)}) == 1:
+            small = "<small>every seed</small>"
     return f'<td class="value" style="--v:{estimate.mean:.3f}"><b>{estimate.mean:.2f}</b>{small}</td>'
 
 

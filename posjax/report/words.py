@@ -62,8 +62,8 @@ def trim(value):
 
 
 def effective(length, *, ascii_only=False):
-    """An `EffectiveLength` in words: "24", "22.7 (20 to 24)", "≥ 90.7 (32 to ≥ 128)", "< 4"."""
-    at_least = ">=" if ascii_only else "≥ "
+    """An `EffectiveLength` in words: "24", "22.7 (seeds 20 to 24)", "≥ 90.7 (seeds 32 to ≥ 128)", "< 4"."""
+    at_least, seeds = (">=", "") if ascii_only else ("≥ ", "seeds ")
 
     def one(value, is_open):
         return f"< {length.shortest}" if not value else (at_least if is_open else "") + trim(value)
@@ -72,7 +72,7 @@ def effective(length, *, ascii_only=False):
     if length.min == length.max:
         return one(length.mean, len(opened) > 0)
     low = one(length.min, all(value in opened for value in length.seeds.values()))
-    return f"{(at_least if opened else '') + trim(length.mean)} ({low} to {one(length.max, length.max in opened)})"
+    return f"{(at_least if opened else '') + trim(length.mean)} ({seeds}{low} to {one(length.max, length.max in opened)})"
 
 
 def fit(summary):
@@ -122,18 +122,18 @@ def headline(summaries):
     if beyond:
         first = (f"Of the schemes {trained}, " if len(results) > 1 else f"A model {trained}: ")
         head = f"{first}{len(beyond)} of {len(results)} stay{'s' * (len(beyond) == 1)} at or above {GOOD} exact match beyond it: "
-        head += "; ".join(keeping) + "."
+        head += "; ".join(keeping[:3]) + (f"; and {len(keeping) - 3} more." if len(keeping) > 3 else ".")
     else:
         head = f"No scheme {trained} stays at or above {GOOD} exact match beyond it."
 
-    lines = []
+    lines = ["Also: " + "; ".join(keeping[3:]) + "."] if len(keeping) > 3 else []
     at = [(s, s.exact_match[probe]) for s in results if probe in s.exact_match]
     at.sort(key=lambda pair: -pair[1].mean)
     alive = [f"{s.label} {with_interval(e)}" for s, e in at if e.mean >= FAILED]
-    gone = [f"{s.label} ({e.max:.2f} in its best seed)" for s, e in at if e.mean < FAILED]
+    gone = [f"{s.label} (best seed {e.max:.2f})" for s, e in at if e.mean < FAILED]
     where = f"At length {probe}, {times(probe / train_max)} the longest trained"
     if alive:
-        lines.append(f"{where}, exact match is {join(alive)}" + (f"; below {FAILED}: {join(gone)}." if gone else "."))
+        lines.append(f"{where}, exact match: {', '.join(alive)}" + (f"; below {FAILED}: {join(gone)}." if gone else "."))
     elif gone:
         lines.append(f"{where}, every scheme is below {FAILED}: {join(gone)}.")
     if beyond and others:
