@@ -35,7 +35,7 @@ def make_step(experiment):
         batch, positions = train_batch(experiment, seed, step)
         (loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(state["params"], batch, positions)
         updates, opt_state = experiment.optimiser.update(grads, state["opt_state"], state["params"])
-        metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), "token_accuracy": accuracy}
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "token_accuracy": accuracy}
         return {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state}, metrics
     return step_fn
 
