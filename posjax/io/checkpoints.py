@@ -3,12 +3,12 @@
     DIRECTORY/STEP/state/          the arrays, one zarr database
     DIRECTORY/STEP/seal.json       sizes and CRC-32 of the files under state/
 
-Orbax writes to a temporary directory and renames it when all is there, so a killed save leaves the earlier checkpoints as
-they were. Orbax does not notice altered bytes, and fails noisily on truncated files; hence the seal, which is written before
-the rename and checked before orbax reads anything.
+Orbax writes to a temporary directory and renames it when all is there, so a killed save leaves the earlier checkpoints
+as they were. Orbax does not notice altered bytes, and fails noisily on truncated files; hence the seal: written before
+the rename, checked before orbax reads anything.
 
-What orbax says by itself: nothing on the paths used here, neither Python warnings nor absl warnings. (It would warn "Sharding
-info not provided" if a state were restored without shardings; here they are always given.) Nothing is filtered.
+What orbax says by itself: nothing on the paths used here, neither Python warnings nor absl warnings. (It would warn
+"Sharding info not provided" if a state were restored without shardings; here they are always given.) No filter is set.
 """
 import json
 import os
@@ -71,15 +71,15 @@ class Checkpoints:
         After a restore of the default, `latest()` is the step that was restored.
 
         Args:
-          abstract_state: the tree of `save`, with `jax.ShapeDtypeStruct`s (or arrays) for leaves. Their shardings are those
-            of the result; a leaf without one goes to the first device.
+          abstract_state: the tree of `save`, with `jax.ShapeDtypeStruct`s (or arrays) for leaves. Their shardings are
+            those of the result; a leaf without one goes to the first device.
 
         Returns:
           The state; None if `step` is None and there is no readable checkpoint.
 
         Raises:
-          UserError: the checkpoint is of another tree (shapes, dtypes or names), or that of the given `step` is missing or
-            damaged.
+          UserError: the checkpoint is of another tree (shapes, dtypes or names), or that of the given `step` is missing
+            or damaged.
         """
         found = self._read(abstract_state, step, partial=False)
         return None if found is None else found[1]
@@ -132,7 +132,9 @@ class Checkpoints:
             problem = _problem(self.directory / str(step))
             if problem is not None:
                 available = ", ".join(map(str, _steps(self.directory))) or "none"
-                raise UserError(f"No usable checkpoint of step {step} in {self.directory}: {problem}. There: {available}.")
+                raise UserError(
+                    f"No usable checkpoint of step {step} in {self.directory}: {problem}. Steps there: {available}."
+                )
             return step, _load(self.directory / str(step), abstract, partial=partial)
         while (latest := self.latest()) is not None:
             try:
@@ -149,8 +151,8 @@ def restore_params(directory: str | os.PathLike, abstract_params=None, *, step: 
 
     Args:
       directory: that of `Checkpoints`; it is only read.
-      abstract_params: as in `Checkpoints.restore`. Without it, the tree on disk is taken (dicts, integer keys kept; a tuple
-        comes back as a list) and all goes to the first device.
+      abstract_params: as in `Checkpoints.restore`. Without it, the tree on disk is taken (dicts, integer keys kept; a
+        tuple comes back as a list) and all goes to the first device.
       step: by default the latest that can be read.
 
     Returns:
@@ -174,7 +176,7 @@ def _steps(directory: Path) -> list[int]:
 
 
 def _seal_all(directory: Path) -> None:
-    """Seals the checkpoint that orbax is about to commit; called in its thread, all arrays written, before the rename."""
+    """Seals the checkpoint that orbax is about to commit: in its thread, all arrays written, before the rename."""
     for entry in directory.iterdir():
         if (entry / "state").is_dir() and not (entry / _SEAL).exists():
             jsonl.write_json(entry / _SEAL, _sums(entry / "state"))
@@ -226,7 +228,7 @@ def _abstract_leaf(leaf) -> jax.ShapeDtypeStruct:
 
 
 def _check_same_tree(path: Path, saved, expected) -> None:
-    """Orbax would report a mismatch in pages; and a damaged checkpoint must not be mistaken for one of another model."""
+    """Orbax would report a mismatch in pages, and another model must not be mistaken for a damaged checkpoint."""
     saved, expected = _leaves(saved), _leaves(expected)
     for name in sorted(saved.keys() | expected.keys()):
         if saved.get(name) != expected.get(name):
@@ -240,12 +242,13 @@ def _leaves(tree) -> dict[str, str]:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.eval_shape(jax.random.key_data, leaf)
-        leaves[jax.tree_util.keystr(path, simple=True, separator="/")] = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        leaves[name] = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
     return leaves
 
 
 def _int_dicts(tree, path=()) -> list[list[str]]:
-    """The paths of the dicts with integer keys, which orbax would give back as strings when it has only the disk to go by."""
+    """The paths of the dicts with integer keys: orbax gives them back as strings when it has only the disk to go by."""
     if not isinstance(tree, dict):
         return []
     here = [list(path)] if any(isinstance(key, int) for key in tree) else []

@@ -1,7 +1,7 @@
 """JSON as the records need it: exact floats, numpy accepted, NaN kept, files never half-written.
 
-A NaN or an infinity is written as Python's json does: the bare words NaN, Infinity, -Infinity. That is not strict JSON, but
-a loss that became NaN must not be read back as "missing" (null).
+A NaN or an infinity is written as Python's json does: the bare words NaN, Infinity, -Infinity. That is not strict JSON,
+but a loss that became NaN must not be read back as "missing" (null).
 """
 import json
 import os

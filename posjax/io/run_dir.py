@@ -97,7 +97,7 @@ class RunDir:
         return jsonl.read_lines(self.path / "metrics.jsonl")
 
     def evals(self) -> list[dict]:
-        """The records of evaluation. Of those with equal (step, seed, length, condition, num_examples) the last counts."""
+        """The records of evaluation; of equal (step, seed, length, condition, num_examples) the last counts."""
         records = {}
         for row in jsonl.read_lines(self.path / "evals.jsonl"):
             condition = jsonl.dumps(sorted((row.get("condition") or {}).items()))
@@ -123,8 +123,8 @@ class RunDir:
         self._check_writable()
         for name in ("metrics.jsonl", "evals.jsonl"):
             path = self.path / name
-            lines = jsonl.raw_lines(path)
-            kept = [line for number, line in enumerate(lines, 1) if jsonl.parse_line(path, number, line)["step"] <= step]
+            lines = list(enumerate(jsonl.raw_lines(path), 1))
+            kept = [line for number, line in lines if jsonl.parse_line(path, number, line)["step"] <= step]
             if len(kept) < len(lines):
                 jsonl.replace(path, b"".join(kept))
 
@@ -136,7 +136,7 @@ class RunDir:
     def close(self) -> None:
         """Gives the lock back. Reading still works."""
         if self._lock is not None:
-            # The file stays: were it removed, a process waiting at the old file and one at a new file would both "hold" it.
+            # The file stays: were it removed, a process at the old file and one at a new one would both hold the lock.
             os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = None

@@ -26,15 +26,15 @@ class TensorBoard:
 
     Args:
       directory: made if needed; each run needs its own.
-      resume_step: the step of the checkpoint that the run resumes from; what an earlier process wrote for later steps is
-        then hidden by TensorBoard.
+      resume_step: the step of the checkpoint that the run resumes from; what an earlier process wrote for later steps
+        is then hidden by TensorBoard.
     """
 
     def __init__(self, directory: str | os.PathLike, *, resume_step: int | None = None):
         _wait_for_a_later_name(Path(directory))
         self._writer = EventFileWriter(str(directory))
-        # Readers drop events of steps >= that of a START, but not at the first START of a run: so the first process, too,
-        # writes one.
+        # Readers drop events of steps >= that of a START, but not at the first START of a run: so the first process,
+        # too, writes one.
         first_step = 0 if resume_step is None else resume_step + 1
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._add(first_step, session_log=start)
@@ -128,7 +128,7 @@ def _wait_for_a_later_name(directory: Path) -> None:
 
 
 def hparam_value(value) -> bool | float | str:
-    """`value` as the HParams table can hold it: a bool, a finite number as a float, anything else as text (None: "none")."""
+    """`value` as the HParams table can hold it: a bool, a finite number as a float, all else as text (None: "none")."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool | str):
