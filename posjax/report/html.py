@@ -123,8 +123,8 @@ def section(index, records, summaries, looks):
             drawn = figure.draw_extrapolation(summaries, panels=(panel,), looks=looks, key=False)
             parts.append(picture(drawn, f"t{index}-{panel}", caption))
         parts += ["</div>", "<h3>Exact match by length</h3>",
-                  '<p class="note">Mean over the seeds that fit, 95 % Student t interval over seeds, min and max of the seeds. '
-                  "Where none fits, over all seeds, and only within the training lengths.</p>",
+                  ('<p class="note">Mean over the seeds that fit, 95 % Student t interval over seeds, min and max of the seeds. '
+                   "Where none fits, over all seeds, and only within the training lengths.</p>"),
                   length_table(summaries, looks),
                   "<details><summary>Every seed, also those that did not fit</summary>", seed_table(summaries), "</details>"]
     maps = [condition_map(s, looks) for s in summaries if s.by_condition and not s.unfinished]

@@ -4,7 +4,8 @@ import textwrap
 from posjax.report import words
 
 NOTE = ("Exact match (the whole answer right), mean over the seeds that fit ± half the 95 % Student t interval over seeds; "
-        "len@0.9: longest evaluated length up to which it stays at or above 0.9.")
+        "len@0.9: longest evaluated length up to which it stays at or above 0.9. "
+        "What did not fit: mean over all seeds, within the training lengths only.")
 
 
 def table_lengths(summaries, count):
@@ -53,9 +54,9 @@ def rows(summaries, lengths, plus_minus="±"):
 
 def notes(summaries):
     """What the table cannot say in its cells."""
-    note = NOTE
+    note = NOTE if any(s.did_not_fit for s in summaries) else NOTE.split(" What did not fit")[0]
     if all(len(s.fit) < 2 for s in summaries):
-        note = "Exact match (the whole answer right) of one seed, so without an interval; len@0.9: " + NOTE.split("len@0.9: ")[1]
+        note = "Exact match (the whole answer right) of one seed, so without an interval; len@0.9: " + note.split("len@0.9: ")[1]
     return [note] + words.absences(summaries)
 
 
