@@ -10,7 +10,6 @@ from posjax.errors import UserError
 
 CONFIDENCE = 0.95
 THRESHOLDS = (0.9, 0.5)
-INTERVAL = "95 % Student t interval over seeds"
 
 
 @functools.cache

@@ -132,23 +132,24 @@ def position_lengths(summaries):
     return sorted(set(nearest))
 
 
-def draw_losses(named_metrics, looks):
-    """A Figure of training loss over steps from [(label, metrics rows)]: the mean over seeds, thin lines for each."""
+def draw_losses(summary_metrics, looks):
+    """A Figure of training loss over steps from [(summary, metrics rows)]: the mean over seeds, thin lines for each."""
     figure = Figure(figsize=(5.4, 3.2), layout="constrained")
     ax = figure.subplots()
     dress(ax, "training loss")
     ax.set_ylim(auto=True)
     ax.set_yscale("log")
-    for label, rows in named_metrics:
-        look = looks[label]
+    for summary, rows in summary_metrics:
+        colour = looks[summary.label].colour if summary.has_result else GREY
+        dash = looks[summary.label].dash if summary.has_result else (0, (4, 2))
         # A resumed run may have logged a step twice: the last counts.
         rows = sorted({row["step"]: row for row in rows if row.get("loss")}.items())
         losses = [[positive(value) for value in row["loss"]] for _, row in rows]
         steps = [step for step, _ in rows]
         for seed in range(max(map(len, losses), default=0)):
             values = [values[seed] if seed < len(values) else math.nan for values in losses]
-            ax.plot(steps, values, color=look.colour, alpha=0.3, linewidth=0.6)
-        ax.plot(steps, [math.fsum(v) / len(v) for v in losses], color=look.colour, linestyle=look.dash, linewidth=1.6)
+            ax.plot(steps, values, color=colour, alpha=0.3, linewidth=0.6)
+        ax.plot(steps, [math.fsum(v) / len(v) for v in losses], color=colour, linestyle=dash, linewidth=1.6)
     ax.set_xlabel("step", fontsize=9, color=INK)
     low, high = ax.get_ylim()
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))

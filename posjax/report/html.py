@@ -123,7 +123,8 @@ def section(index, records, summaries, looks):
             drawn = figure.draw_extrapolation(summaries, panels=(panel,), looks=looks, key=False)
             parts.append(picture(drawn, f"t{index}-{panel}", caption))
         parts += ["</div>", "<h3>Exact match by length</h3>",
-                  '<p class="note">Mean over the seeds that fit, 95 % Student t interval over seeds, min and max of the seeds.</p>',
+                  ('<p class="note">Mean over the seeds that fit, 95 % Student t interval over seeds, min and max of the seeds. '
+                   "Where none fits, over all seeds, and only within the training lengths.</p>"),
                   length_table(summaries, looks),
                   "<details><summary>Every seed, also those that did not fit</summary>", seed_table(summaries), "</details>"]
     maps = [condition_map(s, looks) for s in summaries if s.by_condition and not s.unfinished]
@@ -139,11 +140,11 @@ def section(index, records, summaries, looks):
         parts += [picture(figure.draw_positions(summaries, looks=looks, lengths=[n], key=False), f"t{index}-p{n}",
                           f"Accuracy by answer token at length {n} (teacher-forced).") for n in spots]
         parts.append("</div>")
-    losses = [(s.label, r.metrics) for r, s in zip(records, summaries) if r.metrics]
+    losses = [(s, r.metrics) for r, s in zip(records, summaries) if r.metrics]
     if losses:
-        parts += ["<h3>Training</h3>", '<div class="grid">',
+        parts += ["<h3>Training</h3>", key(summaries, looks, band=False), '<div class="grid">',
                   picture(figure.draw_losses(losses, looks), f"t{index}-loss",
-                          "Training loss: mean over seeds, thin lines for each. Colours as above."), "</div>"]
+                          "Training loss: mean over seeds, thin lines for each. Grey and dashed: did not fit, or unfinished."), "</div>"]
     parts += ["<h3>Runs</h3>", '<p class="note">The command that reproduces each run, its resolved config and where it ran.</p>']
     parts += [run(record, summary, looks) for record, summary in zip(records, summaries)]
     return "\n".join(part for part in parts if part) + "\n</section>\n"

@@ -3,8 +3,10 @@ import textwrap
 
 from posjax.report import words
 
-NOTE = ("Exact match (the whole answer right), mean over the seeds that fit ± half the 95 % Student t interval over seeds; "
-        "len@0.9: longest evaluated length up to which it stays at or above 0.9.")
+MEAN = "Exact match (the whole answer right), mean over the seeds that fit ± half the 95 % Student t interval over seeds."
+ONE = "Exact match (the whole answer right) of one seed, so without an interval."
+LENGTH = "len@0.9: longest evaluated length up to which it stays at or above 0.9."
+UNFIT = "What did not fit: mean over all its seeds, within the training lengths only."
 
 
 def table_lengths(summaries, count):
@@ -52,11 +54,12 @@ def rows(summaries, lengths, plus_minus="±"):
 
 
 def notes(summaries):
-    """What the table cannot say in its cells."""
-    note = NOTE
-    if all(len(s.fit) < 2 for s in summaries):
-        note = "Exact match (the whole answer right) of one seed, so without an interval; len@0.9: " + NOTE.split("len@0.9: ")[1]
-    return [note] + words.absences(summaries)
+    """Sentences on what the cells cannot say."""
+    estimates = [e for s in summaries if not s.unfinished for e in s.exact_match.values()]
+    note = [ONE if estimates and all(e.n == 1 for e in estimates) else MEAN, LENGTH]
+    if any(s.did_not_fit and not s.unfinished for s in summaries):
+        note.append(UNFIT)
+    return [" ".join(note)] + words.absences(summaries)
 
 
 def text_table(summaries, *, width=110):

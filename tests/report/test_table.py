@@ -41,3 +41,10 @@ def test_markdown_table():
     lines = markdown_table(summaries()).splitlines()
     assert lines[0] == "| scheme | fit | len@0.9 | 8 | 16 | 32 (2x) |" and lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
     assert lines[2] == "| alibi | 3/3 | 16 | 1.00 ±0.00 | 1.00 ±0.00 | 0.50 ±0.25 |"
+
+
+def test_the_note_says_what_was_averaged():
+    unfit = text_table([summarize(curves({16: 0.1, 32: 0.0}, {16: 0.2, 32: 0.0}), config("nope"))], width=999)
+    assert "95 % Student t interval" in unfit and "mean over all its seeds" in unfit
+    single = text_table([summarize(curves({16: 1.0, 32: 0.0}), config("rope"))], width=999)
+    assert "of one seed, so without an interval" in single and "did not fit" not in single
