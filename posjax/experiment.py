@@ -117,9 +117,12 @@ def _check_lengths(config, task, train_policy, max_length):
     low, high = config.train.lengths.min, config.train.lengths.max
     if low > high:
         raise UserError(f"train.lengths.min is {low}, above train.lengths.max {high}.")
-    check_eval_lengths(config, task, config.eval.lengths)
     for length in (low, high):
         task.check_length(length)
+    check_eval_lengths(task, config.eval.lengths)
+    if not any(low <= length <= high for length in config.eval.lengths):
+        raise UserError(f"eval.lengths {', '.join(map(str, config.eval.lengths))} has none of the training lengths "
+                        f"{low} to {high}, without which nobody can say whether the scheme fits.")
     jax.eval_shape(lambda: train_policy.positions(jax.random.key(0), 1, task.sequence_length(high) - 1))
     span = train_policy.span(task.sequence_length(high) - 1)
     if max_length is not None and span > max_length:
@@ -127,13 +130,10 @@ def _check_lengths(config, task, train_policy, max_length):
                         f"({config.task.name} of length {high}): set scheme.max_length to at least {span}.")
 
 
-def check_eval_lengths(config, task, lengths):
-    """Raises `ValueError` unless `lengths` is a rising grid that the task can fill and that touches the training lengths."""
+def check_eval_lengths(task, lengths):
+    """Raises `ValueError` unless `lengths` is a rising grid that the task can fill."""
     if not lengths or list(lengths) != sorted(set(lengths)) or lengths[0] < 1:
-        raise UserError(f"eval.lengths is {tuple(lengths)}; give rising lengths of at least 1.")
+        raise UserError(f"Evaluation lengths are {', '.join(map(str, lengths)) or 'empty'}; "
+                        "give rising lengths of at least 1.")
     for length in lengths:
         task.check_length(length)
-    low, high = config.train.lengths.min, config.train.lengths.max
-    if not any(low <= length <= high for length in lengths):
-        raise UserError(f"eval.lengths {tuple(lengths)} has none of the training lengths {low} to {high}, "
-                        "without which nobody can say whether the scheme fits.")

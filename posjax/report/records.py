@@ -1,9 +1,9 @@
 """Runs as plain data, read from their directories: all that a report is made from."""
 import dataclasses
-import json
 import pathlib
 
 from posjax.errors import UserError
+from posjax.io.run_dir import RunDir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,45 +29,9 @@ class RunRecord:
     @classmethod
     def load(cls, path, name=None):
         """Reads the run directory `path`; `UserError` if it is not one."""
-        path = pathlib.Path(path)
-        if not (path / "config.json").is_file():
-            raise UserError(f"{path} is not a run: it has no config.json.")
-        environment = path / "environment.json"
-        return cls(name=name or path.resolve().name, path=path, config=read_json(path / "config.json"),
-                   environment=read_json(environment) if environment.is_file() else {},
-                   metrics=read_lines(path / "metrics.jsonl"), evals=read_lines(path / "evals.jsonl"),
-                   done=(path / "DONE").exists())
-
-
-def read_json(path):
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not readable JSON ({error}).") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is not a JSON object.")
-    return value
-
-
-def read_lines(path):
-    """The records of a JSON-lines file; none if it does not exist. A torn last line (a killed writer) is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    records = []
-    for index, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            if any(later.strip() for later in lines[index + 1:]):
-                raise UserError(f"{path}, line {index + 1}, is not readable JSON.") from None
-            continue
-        if not isinstance(record, dict):
-            raise UserError(f"{path}, line {index + 1}, is not a JSON object.")
-        records.append(record)
-    return records
+        run = RunDir.open(path)
+        return cls(name=name or run.path.resolve().name, path=run.path, config=run.config, environment=run.environment,
+                   metrics=run.metrics(), evals=run.evals(), done=run.done is not None)
 
 
 def find_runs(paths):

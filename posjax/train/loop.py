@@ -90,18 +90,14 @@ class _Training:
 
     def _restore(self):
         """Takes up the latest checkpoint; None if there is none. Records past it are dropped: they come again."""
-        restored = self.checkpoints.restore(self._saved())
-        step = None
+        restored, step = self.checkpoints.restore(self.state), None
         if restored is not None:
-            step = self.step = int(restored["step"])
-            self.state = restored["state"]
+            self.state, step = restored, self.checkpoints.latest()
+            self.step = step
         self.run.truncate_after(self.step)
         if rows := self.run.metrics():
             self.seconds = rows[-1]["seconds"]
         return step
-
-    def _saved(self):
-        return {"params": self.state["params"], "opt_state": self.state["opt_state"], "step": np.int32(self.step)}
 
     def _train(self):
         train, every = self.config.train, self.config.eval.every
@@ -128,7 +124,7 @@ class _Training:
                 if evaluate:
                     self._evaluate(self.config.eval.every_num_examples)
                 if due or interrupt.signum:
-                    self.checkpoints.save(self.step, self._saved())
+                    self.checkpoints.save(self.step, self.state)
                 if interrupt.signum and self.step < train.steps:
                     self.checkpoints.wait()
                     raise Interrupted(f"Interrupted at step {self.step} of {train.steps}; the state is saved in "

@@ -1,0 +1,37 @@
+"""posjax: which positional scheme still works beyond the length it was trained on, and how do you know?
+
+What is listed here is the public interface; everything else may change. Names are imported when first used, so that
+`import posjax` costs nothing.
+"""
+import importlib
+
+_PUBLIC = {
+    "posjax.config": ("default_config", "load_config"),
+    "posjax.errors": ("UserError",),
+    "posjax.models.decoder": ("Decoder", "DecoderConfig"),
+    "posjax.ops.bias": ("LinearBias",),
+    "posjax.ops.rotary": ("Rotary",),
+    "posjax.report.html": ("write_report",),
+    "posjax.runs": ("Run", "load_run", "run"),
+    "posjax.schemes.alibi": ("alibi_slopes",),
+    "posjax.schemes.attend": ("attend",),
+    "posjax.schemes.base": ("Scheme",),
+    "posjax.schemes.registry": ("make_scheme", "register_scheme"),
+    "posjax.tasks.base": ("Batch", "Task", "register_task"),
+}
+_WHERE = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = sorted([*_WHERE, "sweeps"])  # noqa: PLE0605
+__version__ = "0.1.0"
+
+
+def __getattr__(name):
+    if name == "sweeps":
+        return importlib.import_module("posjax.sweeps")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'posjax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__():
+    return [*__all__, "__version__"]

@@ -1,0 +1,205 @@
+"""The command line: posjax train | eval | sweep | report | list.
+
+Arguments are read before anything heavy is imported. A user's mistake ends in one line and exit code 2.
+"""
+import argparse
+import difflib
+import os
+import shlex
+import sys
+
+from posjax.errors import UserError
+
+EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
+
+
+def main(argv=None):
+    """Runs one command; returns its exit code: 0, 1 for a run that failed, 2 for a mistake in the input."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        arguments, overrides = parse(argv)
+        return arguments.command(arguments, overrides) or 0
+    except UserError as error:
+        return fail(error, 2)
+    except BrokenPipeError:  # the reader of our output has left: `posjax list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return fail("interrupted.", 130)
+    except Exception as error:
+        from posjax.train.interrupt import Interrupted
+        from posjax.train.loop import Diverged
+        if isinstance(error, Interrupted):
+            return fail(error, 128 + error.signum)
+        if isinstance(error, Diverged):
+            return fail(error, 1)
+        raise
+
+
+def fail(message, code):
+    sys.stderr.write(f"posjax: {' '.join(str(message).split())}\n")
+    return code
+
+
+def parse(argv):
+    """The arguments, and the config overrides as `{"train.steps": "500"}`."""
+    parser = make_parser()
+    rest, overrides = [], {}
+    words = iter(argv)
+    for word in words:
+        if word.startswith("--config."):
+            key, equals, value = word.removeprefix("--config.").partition("=")
+            if not equals and (value := next(words, None)) is None:
+                raise UserError(f"--config.{key} needs a value: --config.{key}=VALUE.")
+            overrides[key] = value
+        else:
+            rest.append(word)
+    arguments, unknown = parser.parse_known_args(rest)
+    if unknown:
+        options = sorted(set(arguments.parser._option_string_actions)) + ["--config.KEY"]
+        close = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise UserError(f"Unknown argument {unknown[0]!r}.{hint} Known: {', '.join(options)}.")
+    if overrides and not hasattr(arguments, "config"):
+        raise UserError(f"--config.{next(iter(overrides))} is only for train and sweep.")
+    return arguments, overrides
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with its mistakes reported as ours are."""
+
+    def error(self, message):
+        raise UserError(message[:1].upper() + message[1:] + f". See {self.prog} --help.")
+
+
+def make_parser():
+    parser = Parser(prog="posjax", description="Which positional scheme works beyond the length it was trained on?",
+                    epilog=EPILOG, allow_abbrev=False)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+
+    def add(name, command, text, **kwargs):
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False, **kwargs)
+        sub.set_defaults(command=command, parser=sub)
+        return sub
+
+    def imports(sub):
+        sub.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE_OR_FILE",
+                         help="import your own schemes or tasks first; repeatable")
+
+    train = add("train", train_command, "Train one config and evaluate it; the same command again resumes.", epilog=EPILOG)
+    train.add_argument("--config", required=True, metavar="FILE[:ARG]", help="as configs/copy.py:rope, or a run's config.json")
+    train.add_argument("--workdir", help="run directory (default: runs/NAME, named by the config)")
+    imports(train)
+
+    evaluate = add("eval", eval_command, "Evaluate a trained run at more lengths, without training.")
+    evaluate.add_argument("run", metavar="RUN", help="run directory")
+    evaluate.add_argument("--lengths", required=True, help="as 64,128,256")
+    evaluate.add_argument("--num_examples", type=int, help="a length and a seed (default: the config's)")
+
+    sweep = add("sweep", sweep_command, "Run all configs of a sweep: skips the finished, resumes the interrupted.", epilog=EPILOG)
+    sweep.add_argument("--config", required=True, metavar="FILE[:ARG]", help="a config file that defines sweep()")
+    sweep.add_argument("--workdir", help="folder of the runs (default: runs/NAME of the config file)")
+    sweep.add_argument("--dry_run", action="store_true", help="list the runs and their state, run nothing")
+    sweep.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its share of the cores (default 1)")
+    sweep.add_argument("--keep_going", action="store_true", help="go on past a failed run")
+    imports(sweep)
+
+    report = add("report", report_command, "Make one self-contained HTML file, and the table, from run records.")
+    report.add_argument("runs", metavar="RUN", nargs="+", help="run directories, or folders that contain them")
+    report.add_argument("--out", default="report.html", help="the HTML file (default report.html)")
+    report.add_argument("--figure", help="also write the extrapolation figure to this PNG file")
+    report.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+    listing = add("list", list_command, "List what there is.")
+    listing.add_argument("what", choices=("schemes", "tasks", "policies", "configs"))
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    imports(listing)
+    return parser
+
+
+def train_command(arguments, overrides):
+    from posjax import config as configs
+    from posjax import runs
+    config = configs.load_config(arguments.config, arguments.imports, **overrides)
+    use_cpu_devices(config.num_seeds)
+    command = shlex.join(train_words(arguments.config, overrides, arguments.imports, arguments.workdir))
+    runs.run(config, arguments.workdir, command=command)
+
+
+def train_words(config, overrides, imports, workdir):
+    """The command that makes this run again, as a list of words."""
+    words = ["posjax", "train", f"--config={config}"]
+    words += [f"--import={name}" for name in imports]
+    words += [f"--config.{key}={value}" for key, value in overrides.items()]
+    return words + ([f"--workdir={workdir}"] if workdir else [])
+
+
+def use_cpu_devices(num_seeds):
+    """Splits the CPU into virtual devices for the seeds, as evenly as its cores allow; must come before jax starts.
+
+    Harmless where there is an accelerator, and where the user or a caller has set the number already.
+    """
+    import jax
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if jax.config.jax_num_cpu_devices < 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", max(n for n in range(1, cores + 1) if num_seeds % n == 0))
+
+
+def eval_command(arguments, _):
+    from posjax import runs
+    try:
+        lengths = tuple(sorted({int(word) for word in arguments.lengths.split(",")}))
+    except ValueError:
+        raise UserError(f"--lengths={arguments.lengths} cannot be read; give numbers with commas, as 64,128,256.") from None
+    run = runs.load_run(arguments.run)
+    use_cpu_devices(run.config.num_seeds)
+    run.evaluate(lengths, arguments.num_examples)
+    print_tables([arguments.run])
+
+
+def sweep_command(arguments, overrides):
+    from posjax import sweep_runner
+    return sweep_runner.sweep(arguments.config, overrides, imports=arguments.imports, workdir=arguments.workdir,
+                              dry_run=arguments.dry_run, jobs=arguments.jobs, keep_going=arguments.keep_going)
+
+
+def report_command(arguments, _):
+    from posjax.report.figure import extrapolation_figure
+    from posjax.report.html import write_report
+    from posjax.report.records import find_runs
+    from posjax.report.words import sections
+    path = write_report(arguments.runs, arguments.out)
+    print_tables(arguments.runs, markdown=arguments.markdown)
+    print(f"Report: {path}")
+    if arguments.figure:
+        groups = sections(find_runs(arguments.runs))
+        if len(groups) > 1:
+            raise UserError(f"--figure draws one task with one range of training lengths; there are {len(groups)}.")
+        try:
+            with open(arguments.figure, "wb") as file:
+                file.write(extrapolation_figure(groups[0][1]))
+        except OSError as error:
+            raise UserError(f"The figure cannot be written to {arguments.figure}: {error.strerror}.") from None
+        print(f"Figure: {arguments.figure}")
+
+
+def print_tables(paths, *, markdown=False):
+    from posjax.report.records import find_runs
+    from posjax.report.table import markdown_table, text_table
+    from posjax.report.words import sections
+    for _, summaries in sections(find_runs(paths)):
+        print(markdown_table(summaries) if markdown else text_table(summaries))
+
+
+def list_command(arguments, _):
+    import json
+
+    from posjax import config as configs
+    from posjax import listing
+    configs.import_modules(arguments.imports)
+    rows = listing.rows(arguments.what)
+    print(json.dumps(rows, indent=2) if arguments.json else listing.text(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Runs from Python: make one, read one back, ask it for its model and for more lengths."""
+import hashlib
+import json
+import pathlib
+
+from posjax import config as configs
+from posjax.errors import UserError
+from posjax.io.run_dir import RunDir
+
+
+def run_name(config):
+    """`copy-rope-1a2b3c4d`: task, scheme, and a digest of the whole config, so that every config has its own directory."""
+    text = json.dumps(configs.to_json(config), sort_keys=True)
+    return f"{config.task.name}-{config.scheme.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def run(config, workdir=None, *, command=None):
+    """Trains and evaluates a config, or goes on with what is there; a finished run is only read.
+
+    Args:
+      config: from `posjax.load_config` or `posjax.default_config`.
+      workdir: the run directory; None for `runs/` and a name made from the config.
+      command: the shell command that reproduces the run, for its record; None for one made from its own config.json.
+
+    Returns:
+      A `Run`.
+
+    Raises:
+      ValueError: a config that cannot work, a directory in use or of another run.
+    """
+    from posjax.train.loop import train
+    workdir = pathlib.Path("runs") / run_name(config) if workdir is None else workdir
+    return Run(train(config, workdir, command=command))
+
+
+def load_run(path):
+    """Reads a run back; raises `ValueError` if `path` is not a run directory."""
+    return Run(path)
+
+
+class Run:
+    """A run directory, read when asked: `config`, `environment`, `metrics()`, `evals()`, `summary()`, `model()`."""
+
+    def __init__(self, path):
+        self._records = RunDir.open(path)
+        self.path = self._records.path
+        self.config = configs.from_json(self._records.config)
+        self.environment = self._records.environment
+
+    @property
+    def done(self):
+        """The closing record of a finished run, else None."""
+        return self._records.done
+
+    def metrics(self):
+        """The raw records of training, a dict for each logged chunk."""
+        return self._records.metrics()
+
+    def evals(self):
+        """The raw records of evaluation, a dict for each step, seed, length and condition."""
+        return self._records.evals()
+
+    def summary(self):
+        """The result over seeds, a `posjax.eval.statistics.Summary`."""
+        from posjax.eval.statistics import summarize
+        return summarize(self.evals(), self._records.config, finished=self.done is not None)
+
+    def params(self):
+        """`(step, params)` of the latest checkpoint; every leaf has a leading axis over seeds."""
+        from posjax.io.checkpoints import restore_params
+        return restore_params(self._records.checkpoint_dir)
+
+    def model(self, seed=None):
+        """The trained `Decoder` of one seed (None: the first), ready to call."""
+        import jax
+        from flax import nnx
+
+        from posjax.experiment import Experiment
+        experiment = Experiment.build(self.config)
+        seed = experiment.seeds[0] if seed is None else seed
+        if seed not in experiment.seeds:
+            raise UserError(f"The run has no seed {seed}; it has {', '.join(map(str, experiment.seeds))}.")
+        index = experiment.seeds.index(seed)
+        return nnx.merge(experiment.graphdef, jax.tree.map(lambda leaf: leaf[index], self.params()[1]))
+
+    def evaluate(self, lengths, num_examples=None):
+        """Evaluates the latest checkpoint at more lengths and adds the raw records to evals.jsonl.
+
+        Args:
+          lengths: rising sizes, at least 1.
+          num_examples: a length and a seed; None for the config's.
+
+        Returns:
+          The new records.
+
+        Raises:
+          ValueError: lengths that the task cannot fill, no checkpoint, or a run that another process is writing.
+        """
+        from posjax.eval.extrapolation import Evaluator
+        from posjax.experiment import Experiment, check_eval_lengths
+        from posjax.train.replicas import place, replica_mesh, seeds_array
+        experiment = Experiment.build(self.config)
+        check_eval_lengths(experiment.task, lengths)
+        num_examples = self.config.eval.num_examples if num_examples is None else num_examples
+        if num_examples < 1:
+            raise UserError(f"num_examples is {num_examples}; it must be at least 1.")
+        with RunDir.create(self.path, self._records.config) as records:
+            step, params = self.params()
+            mesh = replica_mesh(len(experiment.seeds))
+            evaluate = Evaluator(experiment, mesh)
+            rows = evaluate(place(params, mesh), seeds_array(experiment.seeds, mesh), step, lengths, num_examples)
+            records.append_evals(rows)
+        return rows
