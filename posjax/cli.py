@@ -60,6 +60,8 @@ def parse(argv):
         close = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint} Known: {', '.join(options)}.")
+    if getattr(arguments, "config", "given") is None:  # not `required`: argparse would say so before naming a typo
+        raise UserError("--config=FILE is missing, as --config=configs/copy.py:rope.")
     if overrides and not hasattr(arguments, "config"):
         raise UserError(f"--config.{next(iter(overrides))} is only for train and sweep.")
     return arguments, overrides
@@ -87,7 +89,7 @@ def make_parser():
                          help="import your own schemes or tasks first; repeatable")
 
     train = add("train", train_command, "Train one config and evaluate it; the same command again resumes.", epilog=EPILOG)
-    train.add_argument("--config", required=True, metavar="FILE[:ARG]", help="as configs/copy.py:rope, or a run's config.json")
+    train.add_argument("--config", metavar="FILE[:ARG]", help="as configs/copy.py:rope, or a run's config.json")
     train.add_argument("--workdir", help="run directory (default: runs/NAME, named by the config)")
     imports(train)
 
@@ -97,7 +99,7 @@ def make_parser():
     evaluate.add_argument("--num_examples", type=int, help="a length and a seed (default: the config's)")
 
     sweep = add("sweep", sweep_command, "Run all configs of a sweep: skips the finished, resumes the interrupted.", epilog=EPILOG)
-    sweep.add_argument("--config", required=True, metavar="FILE[:ARG]", help="a config file that defines sweep()")
+    sweep.add_argument("--config", metavar="FILE[:ARG]", help="a config file that defines sweep()")
     sweep.add_argument("--workdir", help="folder of the runs (default: runs/NAME of the config file)")
     sweep.add_argument("--dry_run", action="store_true", help="list the runs and their state, run nothing")
     sweep.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its share of the cores (default 1)")

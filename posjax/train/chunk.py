@@ -41,9 +41,9 @@ def make_step(experiment):
 
 
 def make_chunk(experiment, mesh):
-    """The training function: `chunk(state, seeds, first_step, num_steps) -> (state, metrics)`.
+    """The jitted training function: `chunk(state, seeds, first_step, num_steps) -> (state, metrics)`.
 
-    `state` holds params and optimiser state of all replicas and is donated; `seeds` is uint32 `[R]`. Each metric is
+    `state` holds params and optimiser state of all replicas and is donated; `seeds` is uint32 `[R]`, the others int32 scalars. Each metric is
     float32 `[R, chunk_steps]`, of which the first `num_steps` hold. That number is traced: a run that checkpoints or
     ends off the beat of its chunks compiles once all the same.
     """
@@ -61,7 +61,7 @@ def make_chunk(experiment, mesh):
         return jax.lax.fori_loop(0, num_steps, body, (state, empty))
 
     def chunk(state, seeds, first_step, num_steps):
-        return over_replicas(one, mesh, num_shared=2)((state, seeds), jnp.int32(first_step), jnp.int32(num_steps))
+        return over_replicas(one, mesh, num_shared=2)((state, seeds), first_step, num_steps)
     return jax.jit(chunk, donate_argnums=0)
 
 

@@ -65,7 +65,7 @@ class _Training:
         self.seeds = seeds_array(experiment.seeds, self.mesh)
         self.evaluate = Evaluator(experiment, self.mesh)
         self.step, self.seconds = 0, 0.0
-        self.last_finite, self.last_read = "none", 0.0
+        self.last_finite, self.last_read, self.compile_seconds = "none", 0.0, 0.0
         self.state = init_state(experiment, self.seeds, self.mesh)
         resumed = self._restore()
         if resumed is None or not run.environment:
@@ -101,8 +101,9 @@ class _Training:
 
     def _train(self):
         train, every = self.config.train, self.config.eval.every
-        chunk = make_chunk(self.experiment, self.mesh)
-        pending = None
+        if self.step == train.steps:
+            return
+        chunk, pending = self._compile(), None
         with deferred_signals() as interrupt:
             while self.step < train.steps:
                 stops = [train.steps, self.step + train.chunk_steps, _next(self.step, train.checkpoint_every)]
@@ -110,7 +111,7 @@ class _Training:
                     stops.append(_next(self.step, every))
                 count = min(stops) - self.step
                 started = time.monotonic()
-                self.state, metrics = chunk(self.state, self.seeds, self.step, count)
+                self.state, metrics = chunk(self.state, self.seeds, np.int32(self.step), np.int32(count))
                 # The chunk before this one is read while this one computes.
                 if pending:
                     self._record(*pending)
@@ -129,6 +130,16 @@ class _Training:
                     self.checkpoints.wait()
                     raise Interrupted(f"Interrupted at step {self.step} of {train.steps}; the state is saved in "
                                       f"{self.run.path}. The same command goes on from there.", interrupt.signum)
+
+    def _compile(self):
+        """The chunk, compiled ahead of its first call, so that no step's time holds the compilation."""
+        started = time.monotonic()
+        chunk = make_chunk(self.experiment, self.mesh)
+        compiled = chunk.lower(self.state, self.seeds, np.int32(0), np.int32(0)).compile()
+        self.compile_seconds = time.monotonic() - started
+        self.stream.write(f"Compiled in {self.compile_seconds:.1f} s.\n")
+        self.progress.start()
+        return compiled
 
     def _record(self, step, count, metrics, started):
         """Reads a chunk's metrics, which waits for it, and logs them; stops at a loss that is not finite."""
@@ -171,7 +182,7 @@ class _Training:
         self.checkpoints.wait()
         evaluated = time.monotonic() - started
         self.run.finish({"steps": self.step, "train_seconds": self.seconds, "eval_seconds": evaluated,
-                         "eval_compilations": self.evaluate.compilations})
+                         "compile_seconds": self.compile_seconds, "eval_compilations": self.evaluate.compilations})
         self.progress.close()
         self.stream.write(f"Trained in {duration(self.seconds)}, evaluated in {duration(evaluated)}: {self.run.path}\n")
 
