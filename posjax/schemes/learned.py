@@ -3,6 +3,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from posjax.errors import UserError
+from posjax.ops.rotary import check_positions
 from posjax.schemes.base import Scheme, concrete
 from posjax.schemes.registry import register_scheme
 
@@ -31,6 +32,7 @@ class Learned(Scheme):
         self.table = nnx.Param(init_scale * jax.random.normal(rngs.params(), (max_length, self.model_dim)))
 
     def embed(self, x, positions):
+        check_positions(positions, x.shape[:2])
         if concrete(positions) and positions.size:
             low, high = int(positions.min()), int(positions.max())
             if low < 0 or high >= self.max_length:
