@@ -21,29 +21,35 @@ DIMS = {"num_heads": H, "head_dim": DH, "model_dim": D}
 ATOL = 5e-6
 
 
+def host(x):
+    """A numpy array, whose slices cost no compilation; a traced value as it is."""
+    return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
+
+
 def inputs(length=T, *, batch=B, dtype=jnp.float32, seed=0):
     """Token embeddings `[B, T, D]`."""
-    return jnp.asarray(np.random.default_rng(seed).normal(size=(batch, length, D)), dtype)
+    return np.random.default_rng(seed).normal(size=(batch, length, D)).astype(dtype)
 
 
 def project(x, *, groups=H, seed=1):
     """Queries, keys and values of embeddings, with fixed weights that make attention neither flat nor a maximum."""
-    weights = np.random.default_rng(seed).normal(size=(3, D, H, DH)) / np.sqrt(D) * np.array([1.5, 1.5, 1])[:, None, None, None]
-    return [jnp.einsum("btd,dhe->bthe", x, jnp.asarray(w[:, :heads], x.dtype))
-            for w, heads in zip(weights, (H, groups, groups), strict=True)]
+    weights = np.random.default_rng(seed).normal(size=(D, 3 * H * DH)) / np.sqrt(D) * 1.3
+    q, k, v = np.split(np.arange(3 * H * DH).reshape(3 * H, DH), 3)
+    qkv = host(jnp.matmul(x, weights.astype(x.dtype)))
+    return [qkv[..., which[:heads]] for which, heads in ((q, H), (k, groups), (v, groups))]
 
 
 def layer(scheme, x, positions=None, *, queries=None, groups=H, segments=None, **options):
     """A decoder's attention layer up to its output `[B, Q, H, Dh]`; the last `queries` tokens ask, all if None."""
     length = x.shape[1]
     first = length - (length if queries is None else queries)
-    positions = jnp.arange(length) if positions is None else positions
+    positions = np.arange(length) if positions is None else positions
     # As in a cached decode step, the new tokens are embedded alone.
     q = project(scheme.embed(x[:, first:], positions[..., first:]), groups=groups)[0]
     _, k, v = project(scheme.embed(x, positions), groups=groups)
     if segments is not None:
         options |= {"q_segment_ids": segments[:, first:], "k_segment_ids": segments}
-    return attend(scheme, q, k, v, q_positions=positions[..., first:], k_positions=positions, **options)
+    return host(attend(scheme, q, k, v, q_positions=positions[..., first:], k_positions=positions, **options))
 
 
 def close(actual, expected, atol=ATOL):
@@ -55,13 +61,13 @@ def same(actual, expected):
 
 
 def differ(actual, expected, by=1e-3):
-    assert float(jnp.abs(actual - expected).max()) > by
+    assert np.abs(np.asarray(actual) - np.asarray(expected)).max() > by
 
 
 def check_causal(make):
     """A token has no influence on what stands before it."""
     scheme, x = make(), inputs()
-    changed = x.at[:, 5:].set(inputs(T - 5, seed=7))
+    changed = np.concatenate([x[:, :5], inputs(T - 5, seed=7)], 1)
     before, after = layer(scheme, x), layer(scheme, changed)
     same(after[:, :5], before[:, :5])
     differ(after[:, 5:], before[:, 5:])
@@ -71,7 +77,7 @@ def check_relative_as_declared(make):
     """Shifting all positions changes nothing where a scheme says so (faults 5, 6, 25), and something where it does not."""
     scheme, x = make(), inputs()
     shift = 1000 if scheme.max_length is None else min(1000, scheme.max_length - T)
-    here, there = layer(scheme, x), layer(scheme, x, jnp.arange(T) + shift)
+    here, there = layer(scheme, x), layer(scheme, x, np.arange(T) + shift)
     if scheme.relative:
         close(there, here, 2e-5)  # besides the sums, an angle at 1000 is rounded to 2e-7 of pi
     else:
@@ -85,34 +91,34 @@ def check_decode(make):
     for queries in (1, 4):
         close(layer(scheme, x, queries=queries), full[:, T - queries:])
     q, k, v = project(x)
-    same(attend(scheme, q[:, -1:], k, v), attend(scheme, q[:, -1:], k, v, q_positions=jnp.arange(T)[-1:]))
+    same(attend(scheme, q[:, -1:], k, v), attend(scheme, q[:, -1:], k, v, q_positions=np.arange(T)[-1:]))
 
 
 def check_jit_once(make):
     """Positions are data: one compilation serves all offsets, and none is frozen into it (faults 12, 16, 48)."""
     scheme, x = make(), inputs()
-    step = jax.jit(lambda x, start: layer(scheme, x, jnp.arange(T) + start))
+    step = jax.jit(lambda x, start: layer(scheme, x, np.arange(T) + start))
     for start in (0, 5, 3):
-        close(step(x, start), layer(scheme, x, jnp.arange(T) + start))
+        close(step(x, start), layer(scheme, x, np.arange(T) + start))
     assert step._cache_size() == 1
 
 
 def check_packed(make):
     """Packed documents are as if alone (fault 32), and exactly untouched by their neighbours (fault 33)."""
     scheme, first, second = make(), inputs(4), inputs(5, seed=3)
-    segments = jnp.asarray([[0] * 4 + [1] * 5] * B)
-    positions = jnp.asarray([*range(4), *range(5)])
-    packed = layer(scheme, jnp.concatenate([first, second], 1), positions, segments=segments)
+    segments = np.asarray([[0] * 4 + [1] * 5] * B)
+    positions = np.asarray([*range(4), *range(5)])
+    packed = layer(scheme, np.concatenate([first, second], 1), positions, segments=segments)
     close(packed[:, :4], layer(scheme, first))
     close(packed[:, 4:], layer(scheme, second))
-    other = layer(scheme, jnp.concatenate([inputs(4, seed=9), second], 1), positions, segments=segments)
+    other = layer(scheme, np.concatenate([inputs(4, seed=9), second], 1), positions, segments=segments)
     same(other[:, 4:], packed[:, 4:])
 
 
 def check_rows(make):
     """Rows with positions of their own, gaps among them, are as if alone (faults 29, 31)."""
     scheme, x = make(), inputs()
-    positions = jnp.stack([jnp.arange(T), 3 + 2 * jnp.arange(T)])
+    positions = np.stack([np.arange(T), 3 + 2 * np.arange(T)])
     rows = layer(scheme, x, positions)
     for i in range(B):
         close(rows[i], layer(scheme, x[i:i + 1], positions[i])[0])
@@ -123,15 +129,15 @@ def check_rows(make):
 def check_mixed_ranks(make):
     """Positions of rows for the queries, and one row of positions for all keys."""
     scheme, (q, k, v) = make(), project(inputs())
-    q, positions = q[:, -1:], jnp.full((B, 1), T - 1)
-    close(attend(scheme, q, k, v, q_positions=positions, k_positions=jnp.arange(T)), attend(scheme, q, k, v))
+    q, positions = q[:, -1:], np.full((B, 1), T - 1)
+    close(attend(scheme, q, k, v, q_positions=positions, k_positions=np.arange(T)), attend(scheme, q, k, v))
 
 
 def check_left_padding(make):
     """A left-padded row is as if alone: the whole prompt, and the token decoded after it (faults 29, 30)."""
     scheme, x, pad = make(), inputs(), 3
-    positions = jnp.stack([jnp.arange(T), jnp.maximum(jnp.arange(T) - pad, 0)])
-    segments = jnp.stack([jnp.ones(T, int), (jnp.arange(T) >= pad).astype(int)])
+    positions = np.stack([np.arange(T), np.maximum(np.arange(T) - pad, 0)])
+    segments = np.stack([np.ones(T, int), (np.arange(T) >= pad).astype(int)])
     alone = layer(scheme, x[1:, pad:])[0]
     close(layer(scheme, x, positions, segments=segments)[1, pad:], alone)
     close(layer(scheme, x, positions, segments=segments, queries=1)[1], alone[-1:])
@@ -142,15 +148,15 @@ def check_window(make):
     """A window of w shows w keys, in the full pass and in a decode step, on every backend (fault 43)."""
     scheme = make()
     q, k, _ = project(inputs(5))
-    v = jnp.broadcast_to(jnp.eye(5, DH)[None, :, None], k.shape)  # an output channel is a key's weight
+    v = np.broadcast_to(np.eye(5, DH, dtype=np.float32)[None, :, None], k.shape)  # an output channel is a key's weight
     for backend in backends():
-        counts = (attend(scheme, q, k, v, window=3, backend=backend) > 0).sum(-1)
+        counts = (host(attend(scheme, q, k, v, window=3, backend=backend)) > 0).sum(-1)
         same(counts[0, :, 0], [1, 2, 3, 3, 3])
         for queries in (1, 2):
-            last = attend(scheme, q[:, -queries:], k, v, window=3, backend=backend)
-            assert (last > 0).sum(-1).min() == (last > 0).sum(-1).max() == 3
+            last = host(attend(scheme, q[:, -queries:], k, v, window=3, backend=backend))
+            assert ((last > 0).sum(-1) == 3).all()
     # Without a window, the query at position 4 sees all five keys (fault 46).
-    assert ((attend(scheme, q[:, -1:], k, v) > 0).sum(-1) == 5).all()
+    assert ((host(attend(scheme, q[:, -1:], k, v)) > 0).sum(-1) == 5).all()
 
 
 def check_masked_rows(make):
@@ -160,14 +166,14 @@ def check_masked_rows(make):
         for backend in backends():
             def run(x, backend=backend):
                 q, k, v = project(x)
-                nowhere = jnp.asarray([[1] * (T - 1) + [2]] * B)
-                return attend(scheme, q, k, v, q_segment_ids=nowhere, k_segment_ids=jnp.ones((B, T), int), window=4,
+                nowhere = np.asarray([[1] * (T - 1) + [2]] * B)
+                return attend(scheme, q, k, v, q_segment_ids=nowhere, k_segment_ids=np.ones((B, T), int), window=4,
                               backend=backend)
             out, pullback = jax.vjp(run, inputs(dtype=dtype))
-            assert not out[:, -1].any()
-            assert out[:, :-1].any(-1).all()
-            (gradient,) = pullback(jnp.ones_like(out))
-            assert jnp.isfinite(gradient).all()
+            (gradient,) = map(host, pullback(jnp.ones_like(out)))
+            assert not host(out)[:, -1].any()
+            assert host(out)[:, :-1].any(-1).all()
+            assert np.isfinite(gradient.astype(np.float32)).all()
             assert gradient.any()
 
 
@@ -178,9 +184,9 @@ def check_half_precision(make):
         out = layer(scheme, inputs(dtype=dtype))
         assert out.dtype == dtype
         close(out, layer(scheme, inputs()), 0.1)
-        q, k, v = project(60 * inputs(dtype=dtype))
-        assert float(jnp.einsum("bqhd,bkhd->bhqk", *(x.astype(jnp.float32) for x in (q, k))).max()) > 65504
-        assert jnp.isfinite(attend(scheme, q, k, v)).all()
+        q, k, v = project((100 * inputs()).astype(dtype))
+        assert np.einsum("bqhd,bkhd->bhqk", q.astype(np.float32), k.astype(np.float32)).max() > 65504
+        assert np.isfinite(host(attend(scheme, q, k, v)).astype(np.float32)).all()
 
 
 def check_float32_phases(make):
@@ -199,7 +205,7 @@ def check_grouped_heads(make):
     q, k, v = project(x, groups=2)
     for backend in backends():
         close(attend(scheme, q, k, v, backend=backend),
-              attend(scheme, q, jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2), backend=backend))
+              attend(scheme, q, np.repeat(k, 2, axis=2), np.repeat(v, 2, axis=2), backend=backend))
 
 
 def check_state(make):
@@ -220,7 +226,7 @@ def check_abstract_restore(make):
 def check_backends_agree(make):
     """Every backend against the reference, with grouped heads, a window and segments at once."""
     scheme, x = make(), inputs()
-    segments = jnp.asarray([[0] * 3 + [1] * 6, [0] * 7 + [1] * 2])
+    segments = np.asarray([[0] * 3 + [1] * 6, [0] * 7 + [1] * 2])
     for options in ({}, {"causal": False}, {"window": 4, "segments": segments, "groups": 2}):
         expected = layer(scheme, x, backend="reference", **options)
         for backend in backends():
@@ -232,11 +238,11 @@ def check_gradients(make):
     graphdef, state = nnx.split(make())
 
     def loss(state, x):
-        return (layer(nnx.merge(graphdef, state), x) * jnp.linspace(-1, 1, DH).reshape(1, 1, 1, DH)).sum()
+        return (layer(nnx.merge(graphdef, state), x) * np.linspace(-1, 1, DH, dtype=np.float32).reshape(1, 1, 1, DH)).sum()
     by_state, by_x = jax.grad(loss, argnums=(0, 1))(state, inputs())
     for leaf in jax.tree.leaves((by_state, by_x)):
-        assert jnp.isfinite(leaf).all()
-        assert leaf.any()
+        assert np.isfinite(host(leaf)).all()
+        assert host(leaf).any()
 
 
 def backends():
