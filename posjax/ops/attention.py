@@ -132,8 +132,9 @@ def check_call(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, 
         raise UserError(f"The {q.shape[2]} query heads are not a multiple of the {k.shape[2]} key heads.")
     if causal and q.shape[1] > k.shape[1]:
         raise UserError(f"Causal attention of {q.shape[1]} queries on {k.shape[1]} keys: queries cannot outnumber keys.")
-    check_positions(q_positions, q.shape[:2], "q_positions")
+    # Keys first: `attend` takes the positions of the queries from theirs.
     check_positions(k_positions, k.shape[:2], "k_positions")
+    check_positions(q_positions, q.shape[:2], "q_positions")
     if (q_segment_ids is None) != (k_segment_ids is None):
         raise UserError("Give both q_segment_ids and k_segment_ids, or neither.")
     if q_segment_ids is not None and (q_segment_ids.shape != q.shape[:2] or k_segment_ids.shape != k.shape[:2]):

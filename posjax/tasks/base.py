@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posjax.errors import UserError
 from posjax.registry import Registry
@@ -95,8 +96,9 @@ class Task:
           ValueError: `max_length`, or one of `lengths` where their values can be read, has no example.
         """
         if concrete(lengths) and lengths.size:
-            self.check_length(int(lengths.min()))
-            if (longest := int(lengths.max())) > max_length:
+            lengths_now = np.asarray(lengths)  # on the host, since inside a trace any operation of jax is traced
+            self.check_length(int(lengths_now.min()))
+            if (longest := int(lengths_now.max())) > max_length:
                 raise UserError(f"Length {longest} is above the max_length of the batch, {max_length}.")
         def one(key, length):
             return self.example(key, length, max_length, **condition)
