@@ -169,7 +169,7 @@ class Needle(Task):
 
     def _place(self, key, start, length):
         """First tokens of all needles, int32 `[needles]` rising, and the rank of the one that stands at `start`."""
-        for_rank, for_left, for_right = jax.random.split(key, 3)
+        for_rank, for_filler = jax.random.split(key)
         others, width = self.needles - 1, self.needle_length
         filler = length - self.needles * width
         # With `rank` needles before it, so much filler is before it too. The others fall anywhere in the filler: a
@@ -184,10 +184,9 @@ class Needle(Task):
         asked = jax.random.categorical(for_rank, jnp.where(possible, weight, -jnp.inf))
 
         before = before[asked]
-        left = jax.random.randint(for_left, (self.needles,), 0, before + 1, jnp.int32)
-        right = jax.random.randint(for_right, (self.needles,), before, filler + 1, jnp.int32)
-        ahead = jnp.sort(jnp.where(rank < asked, left, jnp.where(rank == asked, before, right)))
-        return ahead + rank * width, asked
+        low, high = jnp.where(rank < asked, 0, before), jnp.where(rank > asked, filler, before)
+        ahead = jax.random.randint(for_filler, (self.needles,), low, high + 1, jnp.int32)
+        return jnp.sort(ahead) + rank * width, asked
 
 
 def _distinct_words(key, count, length, symbols):
