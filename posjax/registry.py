@@ -67,8 +67,12 @@ class Registry:
     def _load(self):
         if self._loaded:
             return
-        self._loaded = True
-        importlib.import_module(self._package)
-        if self._entry_points:
-            for entry in importlib.metadata.entry_points(group=self._entry_points):
-                entry.load()
+        self._loaded = True  # first, since what is imported may ask for names itself
+        try:
+            importlib.import_module(self._package)
+            if self._entry_points:
+                for entry in importlib.metadata.entry_points(group=self._entry_points):
+                    entry.load()
+        except BaseException:
+            self._loaded = False  # the next call fails in the same words, not with an empty list of names
+            raise

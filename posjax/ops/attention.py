@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from posjax.errors import UserError, unknown
 from posjax.ops import dense, reference
+from posjax.ops.rotary import check_positions
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def attention(q, k, v, *, bias=None, logits=None, q_positions, k_positions, q_se
       v: `[B, K, G, Dv]`.
       bias: a lazy bias (see `posjax.ops.bias`) added to the scaled logits, or None.
       logits: replaces `scale * q.k`: a function `(q, k, q_positions, k_positions, *, visible, scale) -> [B, H, Q, K]`
-        of a block of queries against all keys, or None.
+        of a block of queries against all keys, or None. Its keys are `[B, K, H, Dh]`: grouped ones come repeated.
       q_positions, k_positions: int32 `[Q]` and `[K]`, or `[B, Q]` and `[B, K]`.
       q_segment_ids, k_segment_ids: int32 `[B, Q]` and `[B, K]`, both or neither; unequal ids never see each other.
       causal: whether a query sees no key after its own index.
@@ -88,7 +89,11 @@ def attention(q, k, v, *, bias=None, logits=None, q_positions, k_positions, q_se
     Raises:
       ValueError: shapes that do not fit, a window below 1, an unknown backend, or one that cannot serve the call.
     """
-    _check(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window)
+    check_call(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window)
+    # Signed, so that a distance can be negative; and of one rank, so that biases need not tell rows from no rows.
+    q_positions, k_positions = jnp.asarray(q_positions, jnp.int32), jnp.asarray(k_positions, jnp.int32)
+    if q_positions.ndim != k_positions.ndim:
+        q_positions, k_positions = jnp.atleast_2d(q_positions), jnp.atleast_2d(k_positions)
     call = AttentionCall(q, k, v, bias, logits, q_positions, k_positions, q_segment_ids, k_segment_ids,
                          causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
     return choose(call, backend).run(call)
@@ -116,7 +121,8 @@ def _log_choice(name):
     _log.info("attention: backend %s", name)
 
 
-def _check(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window):
+def check_call(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window):
+    """Raises `ValueError` if the arguments of `attention` do not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise UserError(f"{name} must be [B, T, H, Dh]; got shape {x.shape}.")
@@ -126,10 +132,9 @@ def _check(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, caus
         raise UserError(f"The {q.shape[2]} query heads are not a multiple of the {k.shape[2]} key heads.")
     if causal and q.shape[1] > k.shape[1]:
         raise UserError(f"Causal attention of {q.shape[1]} queries on {k.shape[1]} keys: queries cannot outnumber keys.")
-    for name, positions, x in (("q_positions", q_positions, q), ("k_positions", k_positions, k)):
-        if positions.shape not in ((x.shape[1],), x.shape[:2]) or not jnp.issubdtype(positions.dtype, jnp.integer):
-            raise UserError(f"{name} must be integers of shape {(x.shape[1],)} or {x.shape[:2]}; "
-                            f"got {positions.dtype} of shape {positions.shape}.")
+    # Keys first: `attend` takes the positions of the queries from theirs.
+    check_positions(k_positions, k.shape[:2], "k_positions")
+    check_positions(q_positions, q.shape[:2], "q_positions")
     if (q_segment_ids is None) != (k_segment_ids is None):
         raise UserError("Give both q_segment_ids and k_segment_ids, or neither.")
     if q_segment_ids is not None and (q_segment_ids.shape != q.shape[:2] or k_segment_ids.shape != k.shape[:2]):

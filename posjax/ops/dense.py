@@ -16,6 +16,7 @@ def run(call):
     groups = k.shape[2]
     visible = call.visible()
     if call.logits is not None:
+        k = jnp.repeat(k, heads // groups, axis=2)
         logits = call.logits(q, k, call.q_positions, call.k_positions, visible=visible, scale=call.scale)
     else:
         # Scaling the queries is cheaper than scaling the logits, and keeps bf16 products in range.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posjax.errors import unknown
+from posjax.errors import UserError, unknown
 
 LAYOUTS = ("half_split", "interleaved")
 
@@ -47,12 +47,20 @@ class Rotary:
         return 2 * self.turns.shape[-1]
 
     def angles(self, positions):
-        """Angles in (-pi, pi], float32 `[..., T, r / 2]`, for int32 `positions` of shape `[..., T]`."""
+        """Angles, whole turns taken off, float32 `[..., T, r / 2]`, for int32 `positions` of shape `[..., T]`."""
         p = positions.astype(jnp.int32)[..., None]
         fold = (1,) * (p.ndim - 1) + (-1,)
         wrapped = jax.lax.bitcast_convert_type(p, jnp.uint32) * self.turns.reshape(fold)
         turns = jax.lax.bitcast_convert_type(wrapped, jnp.int32).astype(jnp.float32) * jnp.float32(2.0**-32)
         return (turns + p.astype(jnp.float32) * self.rest.reshape(fold)) * jnp.float32(2 * np.pi)
+
+
+def check_positions(positions, shape, name="positions"):
+    """Raises `ValueError` unless `positions` are integers for `shape` = (B, T): of shape `[T]` or `[B, T]`."""
+    batch, length = shape
+    if positions.shape not in ((length,), (batch, length)) or not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise UserError(f"{name} must be integers of shape {(length,)} or {(batch, length)}; "
+                        f"got {positions.dtype} of shape {positions.shape}.")
 
 
 def apply_rotary(x, positions, rotary):
@@ -67,7 +75,11 @@ def apply_rotary(x, positions, rotary):
 
     Returns:
       `[B, T, H, Dh]` in the dtype of `x`.
+
+    Raises:
+      ValueError: positions of another shape (they would be broadcast) or not integers.
     """
+    check_positions(positions, x.shape[:2])
     r = rotary.rotary_dim
     angles = rotary.angles(positions if positions.ndim == 2 else positions[None])[:, :, None, :]
     cos, sin = jnp.cos(angles) * rotary.amplitude, jnp.sin(angles) * rotary.amplitude

@@ -57,8 +57,8 @@ class Scheme(nnx.Module):
 
     logits = None
     """Where content and position mix: a method `(q, k, q_positions, k_positions, *, visible, scale)` that returns
-    the logits `[B, H, Q, K]` of a block of queries against all keys; `visible` is bool `[1 or B, Q, K]`. None where
-    the logits are `scale * q.k` and a bias."""
+    the logits `[B, H, Q, K]` of a block of queries `[B, Q, H, Dh]` against all keys `[B, K, H, Dh]` (grouped keys come
+    repeated); `visible` is bool `[1 or B, Q, K]`. None where the logits are `scale * q.k` and a bias."""
 
 
 def concrete(positions):

@@ -1,8 +1,10 @@
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from posjax.errors import UserError
+from posjax.ops.rotary import check_positions
 from posjax.schemes.base import Scheme, concrete
 from posjax.schemes.registry import register_scheme
 
@@ -31,8 +33,10 @@ class Learned(Scheme):
         self.table = nnx.Param(init_scale * jax.random.normal(rngs.params(), (max_length, self.model_dim)))
 
     def embed(self, x, positions):
+        check_positions(positions, x.shape[:2])
         if concrete(positions) and positions.size:
-            low, high = int(positions.min()), int(positions.max())
+            on_host = np.asarray(positions)  # inside a trace of something else, any operation of jax is traced
+            low, high = int(on_host.min()), int(on_host.max())
             if low < 0 or high >= self.max_length:
                 raise UserError(f"Position {high if low >= 0 else low} has no row: "
                                 f"the learned table has max_length {self.max_length} (positions 0 to {self.max_length - 1}).")

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posjax.errors import UserError, unknown
-from posjax.ops.rotary import Rotary
+from posjax.ops.rotary import Rotary, check_positions
 from posjax.schemes.base import Scheme
 from posjax.schemes.registry import register_scheme
 
@@ -52,5 +52,6 @@ class Sinusoidal(Scheme):
         return jnp.stack([sin, cos], -1).reshape(*positions.shape, self.model_dim)
 
     def embed(self, x, positions):
+        check_positions(positions, x.shape[:2])
         added = self.encoding(positions) * self.scale
         return (x.astype(jnp.float32) + (added if added.ndim == 3 else added[None])).astype(x.dtype)

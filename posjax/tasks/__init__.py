@@ -1,2 +1,2 @@
 """Tasks, one file a family. Importing the package registers them all."""
-from posjax.tasks import copy  # noqa: F401
+from posjax.tasks import copy, retrieval  # noqa: F401

@@ -4,8 +4,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from posjax.errors import UserError
 from posjax.registry import Registry
+from posjax.schemes.base import concrete
 
 TASKS = Registry("task", package="posjax.tasks", entry_points="posjax.tasks")
 register_task = TASKS.register
@@ -52,6 +55,8 @@ class Task:
 
     def check_length(self, length):
         """Raises `ValueError` if no example of size `length` exists."""
+        if length < 1:
+            raise UserError(f"Length {length} is too short: {self.name} starts at 1.")
 
     def conditions(self):
         """What an evaluation varies besides length: a tuple of dicts of numbers, each passed on to `example`.
@@ -86,7 +91,15 @@ class Task:
 
         Returns:
           `Batch` with T = `sequence_length(max_length) - 1`: inputs and targets are one token apart.
+
+        Raises:
+          ValueError: `max_length`, or one of `lengths` where their values can be read, has no example.
         """
+        if concrete(lengths) and lengths.size:
+            lengths_now = np.asarray(lengths)  # on the host, since inside a trace any operation of jax is traced
+            self.check_length(int(lengths_now.min()))
+            if (longest := int(lengths_now.max())) > max_length:
+                raise UserError(f"Length {longest} is above the max_length of the batch, {max_length}.")
         def one(key, length):
             return self.example(key, length, max_length, **condition)
         tokens, answer = jax.vmap(one)(jax.random.split(key, lengths.shape[0]), lengths)

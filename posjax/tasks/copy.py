@@ -29,6 +29,7 @@ class Strings(Task):
         return SPECIALS + self.symbols
 
     def check_length(self, length):
+        super().check_length(length)
         if self.unique and length > self.symbols:
             raise UserError(f"{self.name} of {length} unique symbols needs as many symbols; there are {self.symbols}.")
 

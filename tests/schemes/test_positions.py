@@ -1,0 +1,84 @@
+"""Position policies: what every one promises, and what each draws."""
+import jax
+import numpy as np
+import pytest
+
+from posjax.errors import UserError
+from posjax.schemes.positions import POLICIES
+
+ROWS, LENGTH = 64, 12
+POLICY = [("sequential", {}), ("random_offset", {"max_position": 40}), ("randomised", {"max_position": 40}),
+          ("randomised", {"max_position": 40, "per": "batch"}), ("even", {"max_position": 40}),
+          ("skips", {"max_position": 40}), ("skips", {"max_position": 40, "chunks": 5}),
+          ("random_offset", {"max_position": LENGTH}), ("randomised", {"max_position": LENGTH}),
+          ("even", {"max_position": LENGTH}), ("skips", {"max_position": LENGTH, "chunks": LENGTH})]
+
+
+def draw(name, hyper, seed=0):
+    policy = POLICIES.make(name, hyper)
+    return policy, np.asarray(jax.jit(lambda key: policy.positions(key, ROWS, LENGTH))(jax.random.key(seed)))
+
+
+def test_every_policy_is_tested_here():
+    assert {name for name, _ in POLICY} == set(POLICIES.names())
+
+
+@pytest.mark.parametrize(("name", "hyper"), POLICY, ids=str)
+def test_positions_are_distinct_rising_and_within_the_span(name, hyper):
+    policy, positions = draw(name, hyper)
+    assert positions.dtype == np.int32
+    assert positions.shape in ((LENGTH,), (ROWS, LENGTH))
+    assert (np.diff(positions, axis=-1) >= 1).all()
+    assert positions.min() >= 0
+    assert positions.max() < policy.span(LENGTH)
+    if "max_position" in hyper:
+        assert policy.span(LENGTH) <= hyper["max_position"]
+    np.testing.assert_array_equal(draw(name, hyper)[1], positions)
+
+
+@pytest.mark.parametrize("name", ["random_offset", "randomised", "skips"])
+def test_rows_and_keys_differ(name):
+    _, positions = draw(name, {"max_position": 200})
+    assert len(np.unique(positions, axis=0)) > ROWS / 2
+    assert (draw(name, {"max_position": 200}, seed=1)[1] != positions).any()
+
+
+def test_every_position_can_be_drawn():
+    for name, hyper in POLICY[1:3]:
+        assert set(draw(name, hyper)[1].ravel()) == set(range(40))
+
+
+def test_randomised_per_batch_draws_once():
+    assert draw("randomised", {"per": "batch"})[1].shape == (LENGTH,)
+    assert draw("randomised", {"per": "example"})[1].shape == (ROWS, LENGTH)
+
+
+def test_offsets_keep_neighbours_and_skips_keep_chunks():
+    assert (np.diff(draw("random_offset", {})[1], axis=1) == 1).all()
+    positions = draw("skips", {"chunks": 3})[1]
+    steps = np.diff(positions, axis=1)
+    assert (positions[:, 0] == 0).all()
+    assert (np.delete(steps, [3, 7], axis=1) == 1).all()
+    assert (steps[:, [3, 7]] > 1).any()
+
+
+def test_even_positions_reach_as_far_as_equal_steps_can():
+    policy, positions = draw("even", {"max_position": 40})
+    assert positions.tolist() == list(range(0, 36, 3))
+    assert policy.span(LENGTH) == 34
+
+
+@pytest.mark.parametrize("name", ["random_offset", "randomised", "even", "skips"])
+def test_too_many_tokens_are_refused_with_both_numbers(name):
+    policy = POLICIES.make(name, {"max_position": 8})
+    with pytest.raises(UserError, match=f"policy {name} has max_position 8, too small for 9 tokens"):
+        policy.positions(jax.random.key(0), 2, 9)
+
+
+def test_bad_values_and_names_are_refused():
+    with pytest.raises(UserError, match="per is 'row'; it must be example or batch"):
+        POLICIES.make("randomised", {"per": "row"})
+    with pytest.raises(UserError, match="skips has 5 chunks for 4 tokens; allowed are 1 to 4"):
+        POLICIES.make("skips", {"chunks": 5}).positions(jax.random.key(0), 1, 4)
+    with pytest.raises(UserError, match="Unknown position policy 'randomized'. Did you mean randomised.*Known: even, "):
+        POLICIES.get("randomized")
