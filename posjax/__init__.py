@@ -21,7 +21,7 @@ _PUBLIC = {
 }
 _WHERE = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = sorted([*_WHERE, "sweeps"])  # noqa: PLE0605
+__all__ = sorted([*_WHERE, "sweeps"])
 __version__ = "0.1.0"
 
 

@@ -14,7 +14,7 @@ def product(*sweeps):
     return [_merge(parts) for parts in itertools.product(*(list(s) for s in sweeps))]
 
 
-def zip(*sweeps):  # noqa: A001 - the field's name for it, and it is used as `sweeps.zip`
+def zip(*sweeps):
     """The first of each together, then the second of each, and so on; all must have the same number."""
     sweeps = [list(s) for s in sweeps]
     counts = [len(s) for s in sweeps]

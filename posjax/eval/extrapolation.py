@@ -77,7 +77,7 @@ class Evaluator:
             })
         return rows
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as its evaluator, which a run holds
+    @functools.cache  # noqa: B019 - lives as long as its evaluator, which a run holds
     def _scorer(self, size):
         """Sums over all batches, compiled once for a bucket: `[R]`, or `[R, T]` by place in the answer."""
         experiment = self.experiment

@@ -141,7 +141,7 @@ class Checkpoints:
                 return latest, _load(self.directory / str(latest), abstract, partial=partial)
             except UserError:
                 raise
-            except Exception as error:  # noqa: BLE001 - orbax raises whatever its layers raise
+            except Exception as error:
                 self._pass_over(latest, str(error.__cause__ or error).split("\n")[0])
         return None
 

@@ -84,7 +84,8 @@ def mark_ends(ax, summaries, panel, looks):
         if reason is None or s.did_not_fit:
             continue
         mean = estimates[last].mean
-        ax.plot([last] * 2, [mean - 0.05, min(1.03, mean + 0.05)], color=looks[s.label].colour, linewidth=3, zorder=5, clip_on=False)
+        ax.plot([last] * 2, [mean - 0.05, min(1.03, mean + 0.05)], color=looks[s.label].colour, linewidth=3, zorder=5,
+                clip_on=False)
         row = used[last] = used.get(last, -1) + 1
         late = ax.transData.transform((last, 0))[0] > ax.transAxes.transform((0.6, 0))[0]
         # Left of the training line stands its own label.
@@ -114,7 +115,8 @@ def draw_positions(summaries, *, looks=None, lengths=None, key=True):
             ax.plot(range(1, len(values) + 1), values, color=look.colour, linestyle=look.dash, linewidth=3 - 1.6 * thin,
                     marker=look.marker if len(values) < 40 else None, markersize=5 - 2 * thin)
         train_max = shown[0].train_max
-        ax.set_title(f"length {n}" + (" (trained)" if n <= train_max else f" ({n / train_max:.3g}× trained)"), fontsize=9, color=INK)
+        relative = "trained" if n <= train_max else f"{n / train_max:.3g}× trained"
+        ax.set_title(f"length {n} ({relative})", fontsize=9, color=INK)
         ax.set_xlabel("answer token", fontsize=9, color=INK)
         ax.xaxis.get_major_locator().set_params(integer=True)
     if key:

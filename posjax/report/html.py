@@ -118,8 +118,9 @@ def section(index, records, summaries, looks):
              '<ul class="facts">' + "".join(f"<li>{escape(fact)}</li>" for fact in facts) + "</ul>" if facts else ""]
     if any(s.lengths and not s.unfinished for s in summaries):
         parts += [key(summaries, looks), '<div class="grid">']
-        for panel, caption in (("exact_match", "Exact match: the whole answer right."),
-                               ("token_accuracy", "Token accuracy, teacher-forced: high values do not mean that an answer is right.")):
+        panels = {"exact_match": "Exact match: the whole answer right.",
+                  "token_accuracy": "Token accuracy, teacher-forced: high values do not mean that an answer is right."}
+        for panel, caption in panels.items():
             drawn = figure.draw_extrapolation(summaries, panels=(panel,), looks=looks, key=False)
             parts.append(picture(drawn, f"t{index}-{panel}", caption))
         parts += ["</div>", "<h3>Exact match by length</h3>",
@@ -144,8 +145,10 @@ def section(index, records, summaries, looks):
     if losses:
         parts += ["<h3>Training</h3>", key(summaries, looks, band=False), '<div class="grid">',
                   picture(figure.draw_losses(losses, looks), f"t{index}-loss",
-                          "Training loss: mean over seeds, thin lines for each. Grey and dashed: did not fit, or unfinished."), "</div>"]
-    parts += ["<h3>Runs</h3>", '<p class="note">The command that reproduces each run, its resolved config and where it ran.</p>']
+                          "Training loss: mean over seeds, thin lines for each. "
+                          "Grey and dashed: did not fit, or unfinished."), "</div>"]
+    parts += ["<h3>Runs</h3>",
+              '<p class="note">The command that reproduces each run, its resolved config and where it ran.</p>']
     parts += [run(record, summary, looks) for record, summary in zip(records, summaries)]
     return "\n".join(part for part in parts if part) + "\n</section>\n"
 
@@ -158,7 +161,12 @@ def run(record, summary, looks):
     state = summary.unfinished or ("did not fit" if summary.did_not_fit else f"finished, {words.fit(summary)} seeds fit")
     command = record.environment.get("command")
     environment = {k: v for k, v in record.environment.items() if k != "command"}
-    return (f"<h4>{mark(summary, looks)}{escape(summary.label)} <span class='note'>{escape(record.name)}: {escape(state)}</span></h4>"
+    return (f"<h4>{mark(summary, looks)}{escape(summary.label)} "
+            f"<span class='note'>{escape(record.name)}: {escape(state)}</span></h4>"
             f'<pre class="command">{escape(command or "(the run has no record of its command)")}</pre>'
-            f"<details><summary>Resolved config</summary><pre>{escape(json.dumps(record.config, indent=2, ensure_ascii=False))}</pre></details>"
-            f"<details><summary>Environment</summary><pre>{escape(json.dumps(environment, indent=2, ensure_ascii=False))}</pre></details>")
+            + folded("Resolved config", record.config) + folded("Environment", environment))
+
+
+def folded(title, data):
+    text = escape(json.dumps(data, indent=2, ensure_ascii=False))
+    return f"<details><summary>{title}</summary><pre>{text}</pre></details>"

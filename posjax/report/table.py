@@ -50,7 +50,8 @@ def rows(summaries, lengths, plus_minus="±"):
     train_max = summaries[0].train_max
     head = ["scheme", "fit", "len@0.9"]
     head += [f"{n}" if n <= train_max else f"{n} ({words.times(n / train_max).replace('×', 'x')})" for n in lengths]
-    return [head] + [[s.label, "" if s.unfinished else words.fit(s), effective_cell(s)] + [cell(s, n, plus_minus) for n in lengths] for s in summaries]
+    return [head] + [[s.label, "" if s.unfinished else words.fit(s), effective_cell(s),
+                      *(cell(s, n, plus_minus) for n in lengths)] for s in summaries]
 
 
 def notes(summaries):

@@ -43,9 +43,9 @@ def make_step(experiment):
 def make_chunk(experiment, mesh):
     """The jitted training function: `chunk(state, seeds, first_step, num_steps) -> (state, metrics)`.
 
-    `state` holds params and optimiser state of all replicas and is donated; `seeds` is uint32 `[R]`, the others int32 scalars. Each metric is
-    float32 `[R, chunk_steps]`, of which the first `num_steps` hold. That number is traced: a run that checkpoints or
-    ends off the beat of its chunks compiles once all the same.
+    `state` holds params and optimiser state of all replicas and is donated; `seeds` is uint32 `[R]`, the others int32
+    scalars. Each metric is float32 `[R, chunk_steps]`, of which the first `num_steps` hold. That number is traced: a
+    run that checkpoints or ends off the beat of its chunks compiles once all the same.
     """
     step_fn = make_step(experiment)
     chunk_steps = experiment.config.train.chunk_steps

@@ -151,8 +151,9 @@ class _Training:
         if not finite.all():
             where = int(np.argmin(finite.all(0)))
             seeds = [seed for seed, ok in zip(self.experiment.seeds, finite[:, where]) if not ok]
+            last = _metrics_text(values, step - count, where - 1) if where else self.last_finite
             raise Diverged(f"The loss or its gradient is not finite at step {step - count + where + 1} "
-                           f"(seed {', '.join(map(str, seeds))}). Last finite metrics: {self._last(values, step - count, where)}.")
+                           f"(seed {', '.join(map(str, seeds))}). Last finite metrics: {last}.")
         tokens = len(self.experiment.seeds) * self.config.train.batch_size * self.experiment.train_tokens
         row = {
             "step": step, "seeds": list(self.experiment.seeds),
@@ -165,9 +166,6 @@ class _Training:
         self.curves.training(row)
         self.last_finite = _metrics_text(values, step - count, count - 1)
         self.progress.update(step, float(values["loss"][:, -1].mean()))
-
-    def _last(self, values, first, where):
-        return _metrics_text(values, first, where - 1) if where else self.last_finite
 
     def _evaluate(self, num_examples):
         rows = self.evaluate(self.state["params"], self.seeds, self.step, self.config.eval.lengths, num_examples)

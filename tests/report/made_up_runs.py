@@ -29,7 +29,8 @@ def write_run(path, config, rows, *, done=True, metrics=None, command="posjax tr
     path.mkdir(parents=True)
     seeds = list(range(config["num_seeds"]))
     if metrics is None:
-        metrics = [{"step": step, "seeds": seeds, "loss": [3.0 / step + 0.001 * s for s in seeds], "grad_norm": [1.0] * len(seeds),
+        metrics = [{"step": step, "seeds": seeds, "loss": [3.0 / step + 0.001 * s for s in seeds],
+                    "grad_norm": [1.0] * len(seeds),
                     "train_token_accuracy": [0.9] * len(seeds), "learning_rate": 1e-3, "tokens_per_second": 1e5,
                     "steps_per_second": 50.0, "seconds": step / 50} for step in range(50, 1501, 50)]
     (path / "config.json").write_text(json.dumps(config))

@@ -39,7 +39,8 @@ def test_the_lengths_shown_are_multiples_of_the_trained_one():
 
 def test_markdown_table():
     lines = markdown_table(summaries()).splitlines()
-    assert lines[0] == "| scheme | fit | len@0.9 | 8 | 16 | 32 (2x) |" and lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
+    assert lines[0] == "| scheme | fit | len@0.9 | 8 | 16 | 32 (2x) |"
+    assert lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
     assert lines[2] == "| alibi | 3/3 | 16 | 1.00 ±0.00 | 1.00 ±0.00 | 0.50 ±0.25 |"
 
 
