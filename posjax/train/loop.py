@@ -191,7 +191,8 @@ def banner(experiment, mesh, tokens):
     device = jax.devices()[0]
     return (f"posjax  jax {jax.__version__}, {mesh.size} of {jax.device_count()} {device.platform} devices "
             f"({device.device_kind})\n"
-            f"scheme {_with_hyper(config.scheme)}; task {_with_hyper(config.task)}; attention backend auto\n"
+            f"scheme {_with_hyper(config.scheme)}; task {_with_hyper(config.task)}; "
+            f"attention backend {experiment.attention_backend}\n"
             f"{experiment.num_params:,} parameters x {len(experiment.seeds)} seeds; {tokens:,} tokens a step; "
             f"{config.train.steps} steps\n")
 
