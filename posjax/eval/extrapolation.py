@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from posjax.errors import UserError
 from posjax.tasks.base import stream_key
 from posjax.train.replicas import over_replicas
 
@@ -14,11 +15,17 @@ from posjax.train.replicas import over_replicas
 _BATCH_TOKENS = 2**12
 
 
-def bucket(length, train_max):
-    """The size that a length is padded to: the training maximum, or that times a power of two."""
+def bucket(task, length, train_max):
+    """The size that a length is padded to: the training maximum times a power of two, or the largest the task can fill."""
     size = train_max
     while size < length:
         size *= 2
+    while size > length:
+        try:
+            task.check_length(size)
+            break
+        except UserError:
+            size -= 1
     return size
 
 
@@ -59,7 +66,7 @@ class Evaluator:
             status = f"no row past max_length {experiment.max_length}"
             return [row | {"status": status, "exact_match": None, "token_accuracy": None, "loss": None,
                            "per_position": []} for row in head]
-        size = bucket(length, experiment.config.train.lengths.max)
+        size = bucket(experiment.task, length, experiment.config.train.lengths.max)
         condition = {name: jnp.float32(value) for name, value in condition.items()}
         sums = self._scorer(size)(
             (params, seeds), jnp.int32(length), jnp.int32(index), jnp.int32(num_examples), condition)
