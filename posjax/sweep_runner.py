@@ -124,7 +124,7 @@ class _Pool:
 
     def _stop(self, signum, frame):
         self.signum, self.waiting = signum, []
-        for process, _, _ in self.running.values():
+        for process, *_ in self.running.values():
             process.send_signal(signal.SIGTERM)
 
     def _work(self):
@@ -135,7 +135,7 @@ class _Pool:
                 if slot not in self.running and self.waiting:
                     self._start(slot, self.waiting.pop(0))
             time.sleep(_LOOK)
-            for slot in [slot for slot, (process, _, _) in self.running.items() if process.poll() is not None]:
+            for slot in [slot for slot, (process, *_) in self.running.items() if process.poll() is not None]:
                 self._end(slot)
             if self.jobs > 1 and time.monotonic() - told > _TELL:
                 told = time.monotonic()
@@ -155,20 +155,21 @@ class _Pool:
         if share and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(process.pid, share)
         print(f"{job.name}: started" + (f", log in {log.name}" if log else ""), flush=True)
-        self.running[slot] = (process, job, time.monotonic())
+        self.running[slot] = (process, job, time.monotonic(), log and log.name)
         if log:
             log.close()
 
     def _end(self, slot):
-        process, job, started = self.running.pop(slot)
+        process, job, started, log = self.running.pop(slot)
         if process.returncode == 0:
             print(f"{job.name}: finished in {duration(time.monotonic() - started)}", flush=True)
             return
         if self.signum:
             print(f"{job.name}: stopped at step {job.step()}", flush=True)
             return
-        self.failed.append((job, f"exit code {process.returncode} at step {job.step()}"))
-        print(f"{job.name}: FAILED with exit code {process.returncode}", file=sys.stderr, flush=True)
+        why = f"exit code {process.returncode} at step {job.step()}" + (f": {_last_line(log)}" if log else "")
+        self.failed.append((job, why))
+        print(f"{job.name}: FAILED, {why}", file=sys.stderr, flush=True)
         if not self.keep_going:
             self.waiting = []
 
@@ -176,8 +177,13 @@ class _Pool:
         steps = sum(job.step() for job in self.todo)
         rate = (steps - first) / seconds
         left = duration((self.total - steps) / rate) if rate else "?"
-        now = ", ".join(f"{job.config.scheme.name} {job.step()}/{job.config.train.steps}" for _, job, _ in self.running.values())
+        now = ", ".join(f"{job.config.scheme.name} {job.step()}/{job.config.train.steps}" for _, job, *_ in self.running.values())
         print(f"[{steps}/{self.total} steps] {rate:.1f} steps/s, {left} left: {now}", flush=True)
+
+
+def _last_line(log):
+    lines = pathlib.Path(log).read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "its log is empty"
 
 
 def _words(overrides):

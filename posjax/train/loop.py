@@ -126,7 +126,7 @@ class _Training:
                     self._evaluate(self.config.eval.every_num_examples)
                 if due or interrupt.signum:
                     self.checkpoints.save(self.step, self.state)
-                if interrupt.signum and self.step < train.steps:
+                if interrupt.signum:
                     self.checkpoints.wait()
                     raise Interrupted(f"Interrupted at step {self.step} of {train.steps}; the state is saved in "
                                       f"{self.run.path}. The same command goes on from there.", interrupt.signum)
