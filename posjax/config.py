@@ -6,6 +6,8 @@ import inspect
 import json
 import pathlib
 import sys
+import sysconfig
+import traceback
 
 from ml_collections import ConfigDict
 
@@ -64,7 +66,8 @@ def load_config(spec, imports=(), **overrides):
     """Reads a config file and applies overrides.
 
     Args:
-      spec: `path/to/file.py` or `path/to/file.py:argument`; its `get_config(argument)` makes the config.
+      spec: `path/to/file.py` or `path/to/file.py:argument`, whose `get_config(argument)` makes the config; or the
+        config.json of a run.
       imports: modules or files with schemes and tasks of your own, imported first and recorded in the config.
       **overrides: flat keys, as `**{"train.steps": 500}`, or a section at a time, as `train={"steps": 500}`.
 
@@ -72,40 +75,38 @@ def load_config(spec, imports=(), **overrides):
       ValueError: no such file, an argument or key that it does not know, a value of another type.
     """
     import_modules(imports)
-    module, argument = config_module(spec)
-    if not hasattr(module, "get_config"):
-        raise UserError(f"The config {spec} has no get_config().")
-    takes = inspect.signature(module.get_config).parameters
-    if argument is not None and not takes:
-        raise UserError(f"The config {spec} takes no argument after the colon.")
-    config = module.get_config() if argument is None else module.get_config(argument)
-    if imports:
-        config.imports = tuple(config.imports) + tuple(str(name) for name in imports)
-    return override(config, overrides)
+    if str(spec).endswith(".json"):
+        config = _config_from_file(pathlib.Path(spec))
+    else:
+        module, argument = config_module(spec)
+        if not hasattr(module, "get_config"):
+            raise UserError(f"The config {spec} has no get_config().")
+        takes = inspect.signature(module.get_config).parameters
+        if argument is not None and not takes:
+            raise UserError(f"The config {spec} takes no argument after the colon.")
+        config = _run_file(f"get_config() of {spec}", module.get_config, *([] if argument is None else [argument]))
+        if not isinstance(config, ConfigDict):
+            raise UserError(f"get_config() of {spec} returns {type(config).__name__}; a config made with "
+                            "posjax.default_config() is expected.")
+    new = tuple(str(name) for name in imports if str(name) not in config.imports)
+    return override(config, {"imports": (*config.imports, *new), **overrides} if new else overrides)
 
 
 def config_module(spec):
     """The imported config file, and the argument after the colon or None."""
     path, _, argument = str(spec).partition(":")
-    file = pathlib.Path(path)
-    if not file.is_file():
-        near = sorted(str(p) for p in (file.parent if file.parent.is_dir() else pathlib.Path("configs")).glob("*.py"))
-        raise unknown("config file", path, near)
-    return _import_file(file), argument or None
+    return _import_file(_existing(path)), argument or None
 
 
 def import_modules(names):
     """Imports modules by dotted name, or by path where the name ends in .py, so that what they register exists."""
-    for name in names:
-        try:
-            if str(name).endswith(".py"):
-                if not pathlib.Path(name).is_file():
-                    raise UserError(f"Cannot import {name}: no such file.")
-                _import_file(pathlib.Path(name))
-            else:
-                importlib.import_module(str(name))
-        except ModuleNotFoundError as error:
-            raise UserError(f"Cannot import {name}: {error}.") from error
+    for name in map(str, names):
+        if not name.endswith(".py"):
+            _run_file(f"Cannot import {name}", importlib.import_module, name)
+        elif pathlib.Path(name).is_file():
+            _import_file(pathlib.Path(name))
+        else:
+            raise UserError(f"Cannot import {name}: no such file.")
 
 
 def override(config, overrides):
@@ -119,10 +120,8 @@ def override(config, overrides):
       overrides: flat or nested keys; a string given for another type is read as a Python literal.
     """
     config = config.copy_and_resolve_references()
-    flat = _flatten(overrides)
+    flat = flatten(overrides)
     for part in _NAMED:
-        if isinstance(overrides.get(part), str):  # scheme="alibi" for scheme.name="alibi"
-            flat[f"{part}.name"] = flat.pop(part)
         if (name := flat.pop(f"{part}.name", None)) is not None and name != get(config, f"{part}.name"):
             _set(config, part, ConfigDict(_named(part, name)))
     for key, value in flat.items():
@@ -146,7 +145,7 @@ def get(config, key):
 
 def to_flat(config):
     """The config as `{"train.steps": 1500, ...}`."""
-    return _flatten(config.to_dict())
+    return flatten(config.to_dict())
 
 
 def to_json(config):
@@ -162,8 +161,17 @@ def from_json(data):
     return config
 
 
+def flatten(overrides):
+    """Nested keys as flat ones; `scheme="alibi"` as `scheme.name`."""
+    flat = _flatten(overrides)
+    return {f"{key}.name" if key in _NAMED and isinstance(value, str) else key: value for key, value in flat.items()}
+
+
 def _named(part, name):
-    return {"name": name, **_registry(part).hyper(name)}
+    hyper = _registry(part).hyper(name)
+    if missing := [key for key, default in hyper.items() if default is inspect.Parameter.empty]:
+        raise UserError(f"{part} {name} cannot stand in a config: {', '.join(missing)} has no default.")
+    return {"name": name, **hyper}
 
 
 def _registry(part):
@@ -173,14 +181,62 @@ def _registry(part):
     return {"scheme": SCHEMES, "task": TASKS}.get(part, POLICIES)
 
 
+def _existing(path):
+    """`path`, if it is a file; a typo is told with the files beside it."""
+    file = pathlib.Path(path)
+    if not file.is_file():
+        folder = file.parent if file.parent.is_dir() else pathlib.Path("configs")
+        raise unknown("config file", path, [str(p) for p in folder.glob(f"*{file.suffix or '.py'}")])
+    return file
+
+
+def _config_from_file(file):
+    """The config in a config.json, with the checks of overrides: a file may have been edited by hand."""
+    try:
+        data = json.loads(_existing(file).read_text())
+        flat = flatten(data)
+        import_modules(data["imports"])
+        config = override(default_config(flat["scheme.name"], flat["task.name"]), flat)
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} is not the config of a run: {type(error).__name__}: {error}.") from error
+    if missing := to_flat(config).keys() - flat.keys():
+        raise UserError(f"{file} is not the config of a run: {', '.join(sorted(missing))} is missing.")
+    return config
+
+
 def _import_file(file):
     """Imports a file under a name of its own."""
     name = "posjax_file_" + "".join(c if c.isalnum() else "_" for c in str(file.resolve()))
     spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None:
+        raise UserError(f"{file} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    _run_file(file, spec.loader.exec_module, module)
     return module
+
+
+def _run_file(what, function, *args):
+    """Calls code of the user's; whatever goes wrong in it is told in one line with its place."""
+    try:
+        return function(*args)
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, SyntaxError) and error.filename:
+            place, message = f"{error.filename} line {error.lineno}", error.msg
+        else:
+            # The innermost line of the user's own: the libraries that it calls are not to blame.
+            own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+            place, message = (f"{own[-1].filename} line {own[-1].lineno}" if own else what), " ".join(str(error).split())
+        raise UserError(f"{place}: {type(error).__name__}: {message}") from error
+
+
+def _is_users(filename):
+    ours = (str(pathlib.Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
+    return not filename.startswith(ours) and "site-packages" not in filename
 
 
 def _flatten(nested, prefix=""):
@@ -207,7 +263,7 @@ def _convert(key, value, old):
     if isinstance(value, str) and not isinstance(old, str):
         try:
             value = ast.literal_eval(value.capitalize() if value.lower() in ("true", "false", "none") else value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that it is documented to raise
             raise UserError(f"{key}={given!r} cannot be read; a value like {old!r} is expected.") from None
     if isinstance(old, tuple):
         value = tuple(value) if isinstance(value, (list, tuple)) else (value,)
@@ -216,7 +272,7 @@ def _convert(key, value, old):
         return value
     if not _fits(value, old):
         raise UserError(f"{key}={given!r} is of another type; a value like {old!r} is expected.")
-    return float(value) if isinstance(old, float) and value is not None else value
+    return float(value) if isinstance(old, float) else value
 
 
 def _fits(value, old):

@@ -1,6 +1,7 @@
 """What a config describes, built and checked: the task, the policies, the model and the optimiser."""
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -102,9 +103,9 @@ def _make(registry, section):
 
 def _schedule(train):
     """Linear warm-up, then a cosine down to a fraction of the peak."""
-    return optax.warmup_cosine_decay_schedule(
-        0.0, train.learning_rate, max(1, round(train.warmup_fraction * train.steps)), max(2, train.steps),
-        train.learning_rate * train.final_lr_fraction)
+    warmup = max(1, round(train.warmup_fraction * train.steps))
+    return optax.warmup_cosine_decay_schedule(  # the cosine has at least a step, even if the run ends before it
+        0.0, train.learning_rate, warmup, max(warmup + 1, train.steps), train.learning_rate * train.final_lr_fraction)
 
 
 def _optimiser(train, schedule):
@@ -113,6 +114,11 @@ def _optimiser(train, schedule):
 
 
 def _check_numbers(config):
+    for key, value in configs.to_flat(config).items():
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise UserError(f"{key} is {value}; it must stay below {_LARGEST + 1}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key} is {value}; it must be finite.")
     for key in ("num_seeds", "train.steps", "train.batch_size", "train.chunk_steps", "train.checkpoint_every",
                 "train.lengths.min", "eval.num_examples", "eval.every_num_examples"):
         if configs.get(config, key) < 1:
@@ -125,9 +131,12 @@ def _check_numbers(config):
     for key in ("train.learning_rate", "train.clip_norm"):
         if not configs.get(config, key) > 0:
             raise UserError(f"{key} is {configs.get(config, key)}; it must be above 0.")
-    for key in ("train.beta1", "train.beta2", "train.warmup_fraction", "train.final_lr_fraction", "eval.fit_threshold"):
+    for key in ("train.warmup_fraction", "train.final_lr_fraction", "eval.fit_threshold"):
         if not 0 <= configs.get(config, key) <= 1:
             raise UserError(f"{key} is {configs.get(config, key)}; it must be from 0 to 1.")
+    for key in ("train.beta1", "train.beta2"):
+        if not 0 <= configs.get(config, key) < 1:
+            raise UserError(f"{key} is {configs.get(config, key)}; it must be at least 0 and below 1.")
 
 
 def _check_lengths(config, task, train_policy, max_length):
