@@ -5,13 +5,15 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 
 from posjax import config as configs
 from posjax.errors import UserError
 from posjax.eval.extrapolation import check_eval_lengths
-from posjax.models.decoder import Decoder, DecoderConfig
+from posjax.models.decoder import DTYPES, Decoder, DecoderConfig
+from posjax.ops.attention import AttentionCall, choose
 from posjax.schemes.positions import POLICIES
 from posjax.schemes.registry import make_scheme
 from posjax.tasks.base import TASKS, Task
@@ -64,6 +66,21 @@ class Experiment:
     def apply(self, params, tokens, **kwargs):
         """Logits `[B, T, V]` of the decoder with `params`; see `Decoder.__call__`."""
         return nnx.merge(self.graphdef, params)(tokens, **kwargs)
+
+    @functools.cached_property
+    def attention_backend(self):
+        """Name of the attention backend that serves a training step."""
+        def chosen():
+            model = make_model(self.config, self.task.vocab_size, 0)
+            sizes, scheme = model.config, model.scheme
+            x = jnp.zeros((self.config.train.batch_size, self.train_tokens, sizes.num_heads, sizes.head_dim),
+                          DTYPES[sizes.dtype])
+            positions = jnp.zeros(x.shape[:2], jnp.int32)
+            call = AttentionCall(x, x, x, scheme.bias(), scheme.logits, positions, positions, None, None, True, None, 1.0)
+            names.append(choose(call).name)
+        names = []
+        jax.eval_shape(chosen)
+        return names[0]
 
     @functools.cached_property
     def train_tokens(self):

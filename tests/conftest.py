@@ -9,8 +9,16 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture(autouse=True)
 def strict_dtypes(request):
     """posjax's array code mixes no dtypes. Only there: Flax and Optax do in places."""
-    if any(part in request.path.parts for part in ("schemes", "ops", "tasks")):
-        with jax.numpy_dtype_promotion("strict"):
-            yield
-    else:
+    if {"schemes", "ops", "tasks"}.isdisjoint(request.path.parts):
         yield
+        return
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation(request):
+    """Tasks draw integers, which no optimisation changes: compile them in less than half the time."""
+    jax.config.update("jax_disable_most_optimizations", "tasks" in request.path.parts)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -84,15 +84,17 @@ class Randomised(Policy):
 @POLICIES.register("even")
 @dataclasses.dataclass(frozen=True)
 class Even(Policy):
-    """Evenly spaced over 0 to `max_position - 1`: how a model trained on randomised positions can be evaluated."""
+    """Evenly spaced from 0 to `max_position - 1`: how a model trained on randomised positions can be evaluated."""
     max_position: int = 2048
 
     def positions(self, key, batch_size, length):
         _check_room(self, length)
-        return (jnp.arange(length, dtype=jnp.int32) * (self.max_position // length)).astype(jnp.int32)
+        index, steps = jnp.arange(length, dtype=jnp.int32), max(1, length - 1)
+        whole, rest = divmod(self.max_position - 1, steps)
+        return index * whole + index * rest // steps
 
     def span(self, length):
-        return (length - 1) * (self.max_position // length) + 1
+        return self.max_position if length > 1 else 1
 
 
 @POLICIES.register("skips")

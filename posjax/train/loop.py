@@ -130,7 +130,7 @@ class _Training:
                     self._evaluate(self.config.eval.every_num_examples)
                 if due or signum:
                     self.checkpoints.save(self.step, self.state)
-                if signum and self.step < train.steps:
+                if signum:
                     self.checkpoints.wait()
                     raise Interrupted(f"Interrupted at step {self.step} of {train.steps}; the state is saved in "
                                       f"{self.run.path}. The same command goes on from there.", signum)
@@ -200,7 +200,8 @@ def banner(experiment, mesh, tokens):
     device = jax.devices()[0]
     return (f"posjax  jax {jax.__version__}, {mesh.size} of {jax.device_count()} {device.platform} devices "
             f"({device.device_kind})\n"
-            f"scheme {_with_hyper(config.scheme)}; task {_with_hyper(config.task)}; attention backend auto\n"
+            f"scheme {_with_hyper(config.scheme)}; task {_with_hyper(config.task)}; "
+            f"attention backend {experiment.attention_backend}\n"
             f"{experiment.num_params:,} parameters x {len(experiment.seeds)} seeds; {tokens:,} tokens a step; "
             f"{config.train.steps} steps\n")
 
