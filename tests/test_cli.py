@@ -19,7 +19,8 @@ SWEEP = str(ROOT / "configs/extrapolation.py")
 def finished(tmp_path_factory):
     """A tiny run made through the command line."""
     path = tmp_path_factory.mktemp("cli") / "run"
-    assert main(["train", f"--config={COPY}:alibi", *tiny.words("--config.train.steps=5"), f"--workdir={path}"]) == 0
+    with tiny.quick_compilation():
+        assert main(["train", f"--config={COPY}:alibi", *tiny.words("--config.train.steps=5"), f"--workdir={path}"]) == 0
     return path
 
 

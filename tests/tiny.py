@@ -1,4 +1,8 @@
 """The smallest run that does everything: two seeds, 20 steps, seconds of compilation."""
+import contextlib
+
+import jax
+
 from posjax import config as configs
 
 OVERRIDES = {
@@ -19,3 +23,13 @@ def config(scheme="rope", task="copy", **overrides):
 def words(*more):
     """The same as words of a command line."""
     return [f"--config.{key}={value}" for key, value in OVERRIDES.items()] + list(more)
+
+
+@contextlib.contextmanager
+def quick_compilation():
+    """For tests of what is run and recorded, whatever the speed and the last bits: compiles in less than half the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)

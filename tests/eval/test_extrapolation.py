@@ -23,6 +23,8 @@ MESH = replica_mesh(2)
 def small_batches(monkeypatch):
     """So that 20 examples are several batches, the last one not full."""
     monkeypatch.setattr(extrapolation, "_BATCH_TOKENS", 64)
+    with tiny.quick_compilation():
+        yield
 
 
 @functools.cache

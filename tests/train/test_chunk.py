@@ -143,7 +143,7 @@ def spoil(monkeypatch):
 def test_what_is_not_finite_stops_the_run_and_is_not_saved(tmp_path, spoil, place, chunk_steps, says):
     spoil(place)
     config = tiny.config(**{"train.chunk_steps": chunk_steps, "train.checkpoint_every": 4, "eval.every": 0, "train.steps": 12})
-    with pytest.raises(loop.Diverged) as caught:
+    with pytest.raises(loop.Diverged) as caught, tiny.quick_compilation():
         loop.train(config, tmp_path / "run", stream=io.StringIO())
     assert says in str(caught.value) and "nan" not in str(caught.value) and "grad_norm" in str(caught.value)
     assert Checkpoints(tmp_path / "run/checkpoints").latest() == 8

@@ -198,6 +198,7 @@ def test_a_second_process_on_the_same_directory_is_refused(tmp_path, shell):
 def test_a_learned_table_that_no_evaluation_fits_is_recorded_as_such(tmp_path):
     config = tiny.config("learned", **{"scheme.max_length": 9, "positions.eval": "random_offset", "train.steps": 2,
                                        "eval.every": 0})
-    loop.train(config, tmp_path / "run", stream=io.StringIO())
+    with tiny.quick_compilation():
+        loop.train(config, tmp_path / "run", stream=io.StringIO())
     run = RunDir.open(tmp_path / "run")
     assert {row["status"] for row in run.evals()} == {"no row past max_length 9"} and run.done
