@@ -3,7 +3,8 @@ from posjax import config as configs
 
 OVERRIDES = {
     "num_seeds": 2, "task.symbols": 5, "model.width": 16, "model.depth": 1, "model.num_heads": 2,
-    "train.steps": 20, "train.batch_size": 4, "train.lengths.max": 4, "train.chunk_steps": 5, "train.checkpoint_every": 10,
+    "train.steps": 20, "train.batch_size": 4, "train.lengths.max": 4, "train.learning_rate": 3e-3,
+    "train.final_lr_fraction": 0.1, "train.weight_decay": 0.01, "train.chunk_steps": 5, "train.checkpoint_every": 10,
     "eval.lengths": (1, 4, 6, 9), "eval.num_examples": 20, "eval.every": 10, "eval.every_num_examples": 10,
 }
 
