@@ -19,6 +19,8 @@ _NO_WINDOW = 2**31 - 1
 class WindowBias:
     """0 where `|i - j| < w`, `BEYOND` elsewhere, one window a head.
 
+    A query that may see no key in its window (its own is of another segment) spreads its weight over those that it may.
+
     Attributes:
       windows: a number of positions for each of the H heads, or None where a head sees all. Known when traced.
     """
