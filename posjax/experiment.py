@@ -111,7 +111,13 @@ def _schedule(train):
 
 def _optimiser(train, schedule):
     return optax.chain(optax.clip_by_global_norm(train.clip_norm),
-                       optax.adamw(schedule, b1=train.beta1, b2=train.beta2, weight_decay=train.weight_decay))
+                       optax.adamw(schedule, b1=train.beta1, b2=train.beta2, weight_decay=train.weight_decay,
+                                   mask=_decayed))
+
+
+def _decayed(params):
+    """The matrices of the blocks. What a scheme learns is not pulled to zero, nor are norms and token vectors."""
+    return {part: jax.tree.map(lambda leaf: part == "blocks" and leaf.ndim >= 2, tree) for part, tree in params.items()}
 
 
 def _check_numbers(config):
