@@ -28,7 +28,8 @@ CONFIG = tiny.config(**{"train.steps": 60, "eval.every": 20})
 def finished(tmp_path_factory):
     """A run never interrupted, and what it showed."""
     path, stream = tmp_path_factory.mktemp("loop") / "run", io.StringIO()
-    loop.train(CONFIG, path, command="the command", stream=stream)
+    with tiny.quick_compilation():
+        loop.train(CONFIG, path, command="the command", stream=stream)
     return path, stream.getvalue()
 
 
@@ -36,6 +37,7 @@ def finished(tmp_path_factory):
 def shell(tmp_path_factory):
     """The environment of a child process: two virtual devices, as here, and programs compiled once for all children."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1",
+                         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # as the run that they are compared with
                          "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
                          "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 
