@@ -100,7 +100,7 @@ class Run:
         from posjax.experiment import Experiment
         from posjax.train.replicas import place, replica_mesh, seeds_array
         experiment = Experiment.build(self.config)
-        check_eval_lengths(experiment.task, experiment.eval_policy, lengths, self.config.train.lengths.max)
+        check_eval_lengths(experiment.task, experiment.eval_policy, lengths)
         num_examples = self.config.eval.num_examples if num_examples is None else num_examples
         if num_examples < 1:
             raise UserError(f"num_examples is {num_examples}; it must be at least 1.")

@@ -36,15 +36,14 @@ def _exists(task, length):
     return True
 
 
-def check_eval_lengths(task, policy, lengths, train_max):
+def check_eval_lengths(task, policy, lengths):
     """Raises `ValueError` unless `lengths` is a rising grid that the task and the position policy can fill."""
     if not lengths or list(lengths) != sorted(set(lengths)) or lengths[0] < 1:
         raise UserError(f"Evaluation lengths are {', '.join(map(str, lengths)) or 'empty'}; "
                         "give rising lengths of at least 1.")
     for length in lengths:
         task.check_length(length)
-    for size in sorted({bucket(task, length, train_max) for length in lengths}):
-        jax.eval_shape(lambda size=size: policy.positions(jax.random.key(0), 1, task.sequence_length(size) - 1))
+        policy.check(task.sequence_length(length) - 1)
 
 
 class Evaluator:
@@ -113,7 +112,7 @@ class Evaluator:
             key = jax.random.fold_in(jax.random.fold_in(stream_key(seed, "eval", length), index), number)
             sample_key, position_key = jax.random.split(key)
             batch = experiment.task.sample(sample_key, jnp.full((batch_size,), length), max_length=size, **condition)
-            positions = experiment.eval_policy.positions(position_key, *batch.tokens.shape)
+            positions = experiment.eval_policy.positions(position_key, batch.used, batch.tokens.shape[1])
             # Padding must not ask a learned table for rows that it lacks: their NaN would reach the sums. No answer sees it.
             positions = jnp.minimum(positions, jnp.take(positions, jnp.array([num_tokens - 1]), axis=-1))
             logits = experiment.apply(params, batch.tokens, positions=positions)

@@ -237,11 +237,11 @@ def test_greedy_decoding_is_right_exactly_where_the_teacher_forced_pass_is():
 def test_lengths_that_are_no_rising_grid_are_refused(lengths, says):
     experiment, _, _ = made()
     with pytest.raises(UserError, match=says):
-        check_eval_lengths(experiment.task, experiment.eval_policy, lengths, 4)
+        check_eval_lengths(experiment.task, experiment.eval_policy, lengths)
 
 
 @pytest.mark.parametrize("overrides", [
-    {"positions.eval": "even", "positions.eval.max_position": 12},          # too small for the bucket of length 6 and 9
+    {"positions.eval": "even", "positions.eval.max_position": 12},  # length 9 feeds 19 tokens
     {"task": "mqar", "task.keys": 6},
     {"task.unique": True},
 ])
