@@ -110,8 +110,8 @@ def _schedule(train):
 
 
 def _optimiser(train, schedule):
-    """AdamW with its decay on every parameter. Sparing norms, token vectors and what a scheme learns was tried: at the
-    default rate sinusoidal then stays at a loss of 2 (exact match 0 from length 8 on) where it else fits."""
+    """AdamW with its decay on every parameter. Sparing norms, token vectors and what a scheme learns was tried: of two
+    seeds of the learned table none then fits (exact match 0.50 at length 16), of three with the decay two do."""
     return optax.chain(optax.clip_by_global_norm(train.clip_norm),
                        optax.adamw(schedule, b1=train.beta1, b2=train.beta2, weight_decay=train.weight_decay))
 

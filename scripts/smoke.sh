@@ -25,4 +25,4 @@ if [ -z "$found" ]; then
 fi
 install_into .venv-newest "$found" test
 .venv-newest/bin/python -c 'import sys, jax; print("smoke: Python", sys.version.split()[0], "jax", jax.__version__)'
-.venv-newest/bin/python -m pytest -m "not slow" tests/schemes tests/tasks tests/ops tests/io tests/train "$@"
+.venv-newest/bin/python -m pytest tests/ops tests/io tests/schemes/test_builtin_schemes.py tests/train/test_chunk.py "$@"

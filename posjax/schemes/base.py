@@ -30,7 +30,7 @@ class Scheme(nnx.Module):
     max_length: int | None = None
     """Positions from 0 to `max_length - 1` exist; None where there is no end."""
 
-    scale: float | None = None
+    logit_scale: float | None = None
     """Factor on `q.k`; None for `head_dim ** -0.5`."""
 
     def __init__(self, *, num_heads, head_dim, model_dim=None, rngs=None):

@@ -117,7 +117,7 @@ class T5(Scheme):
         if (rngs := dims.get("rngs")) is None:
             raise UserError("The scheme t5 has parameters: pass rngs=flax.nnx.Rngs(seed).")
         self.max_distance, self.bidirectional = int(max_distance), bidirectional
-        self.scale = None if scaled else 1.0
+        self.logit_scale = None if scaled else 1.0
         shape = (num_buckets, self.num_heads)
         self.table = nnx.Param(self.model_dim ** -0.5 * jax.random.normal(rngs.params(), shape))
 

@@ -12,6 +12,7 @@ from flax import nnx
 from posjax.errors import UserError
 from posjax.ops.bias import LinearBias
 from posjax.schemes.alibi import alibi_slopes
+from posjax.schemes.base import Scheme
 from posjax.schemes.registry import SCHEMES, make_scheme
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -124,3 +125,16 @@ def test_embedded_positions_are_never_broadcast(name):
     for positions in (jnp.array([3]), jnp.zeros((1, 1, 5), int), jnp.zeros(5)):
         with pytest.raises(UserError, match=r"positions must be integers of shape \(5,\) or \(2, 5\)"):
             scheme.embed(jnp.zeros((2, 5, 8)), positions)
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_no_hyper_parameter_has_the_name_of_a_hook(name):
+    """One would switch the other: a scheme's own `scale`, kept as an attribute, once became the factor on its logits."""
+    hooks = {attribute for attribute in vars(Scheme) if not attribute.startswith("_")} - {"max_length"}
+    assert not hooks & set(SCHEMES.hyper(name))
+
+
+@pytest.mark.parametrize("name", SCHEMES.names())
+def test_attention_divides_by_the_root_of_the_head_dim(name):
+    """By default, whatever the scheme's hyper-parameters are called."""
+    assert make_scheme(name, num_heads=4, head_dim=8, rngs=nnx.Rngs(0)).logit_scale is None
