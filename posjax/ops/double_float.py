@@ -1,6 +1,10 @@
 """Numbers as the sum of two float32: what must be computed on the device and yet be better than float32.
 
 A number is a pair `(high, low)` of arrays, right to about 2**-46. After Dekker 1971 (Numerische Mathematik 18).
+
+Compilers keep the order of float operations but for two things, around which this is written: they contract a product and
+a sum into one operation with one rounding, in some places and not in others; and XLA takes `(x + 1) - 1` for `x`,
+so nothing here adds a constant where the sum must be rounded.
 """
 import jax
 import jax.numpy as jnp
@@ -16,7 +20,7 @@ def from_host(x):
 def from_int(n):
     """An int32 array as a pair, exactly."""
     high = (n >> 12) << 12  # 20 bits, and the 12 below them
-    return high.astype(jnp.float32), (n - high).astype(jnp.float32)
+    return _renormalised(high.astype(jnp.float32), (n - high).astype(jnp.float32))
 
 
 def add(x, y):
@@ -25,8 +29,7 @@ def add(x, y):
 
 
 def multiply(x, y):
-    # Of halves of 12 bits, whose products are exact: compilers contract a product and a sum into one operation with one
-    # rounding, in some places and not in others, and a rounded product would then be two different numbers.
+    # Of halves of 12 bits, whose products are exact, contracted or not.
     (a, b), (c, d) = _halves(x[0]), _halves(y[0])
     middle, error = _two_sum(a * d, b * c)
     high, more = _two_sum(a * c, middle)
@@ -38,27 +41,28 @@ def scale(x, factor):
     return x[0] * factor, x[1] * factor
 
 
-def exp(x):
-    """For |x| up to about 40: eight doublings of `exp(x / 256) - 1`, which keeps its digits as `exp` would not."""
+def expm1(x):
+    """For |x| up to about 40, by eight doublings of `expm1(x / 256)`."""
     small = scale(x, 2.0**-8)
-    result = total = small
+    term = total = small
     for n in range(2, 9):
-        result = multiply(multiply(result, small), from_host(1 / n))
-        total = add(total, result)
+        term = multiply(multiply(term, small), from_host(1 / n))
+        total = add(total, term)
     for _ in range(8):
         total = add(scale(total, 2.0), multiply(total, total))
-    return add(total, (jnp.ones_like(x[0]), jnp.zeros_like(x[1])))
+    return total
 
 
 def log(x):
-    """For x of at least 1: the power of two apart, float32's logarithm of the rest and one step that corrects it."""
+    """The power of two apart, float32's logarithm of the rest, and one step that corrects it."""
     exponent = (jax.lax.bitcast_convert_type(x[0], jnp.int32) >> 23) - 127
     mantissa = scale(x, jax.lax.bitcast_convert_type((127 - exponent) << 23, jnp.float32))
     guess = jnp.log(mantissa[0])
-    ratio = multiply(mantissa, exp((-guess, jnp.zeros_like(guess))))
-    off = add(ratio, (-jnp.ones_like(guess), jnp.zeros_like(guess)))[0]  # exact to 1e-14, and the log of 1 + off is off
-    whole = multiply((exponent.astype(jnp.float32), jnp.zeros_like(guess)), from_host(np.log(2.0)))
-    return add(whole, add((guess, jnp.zeros_like(guess)), (off, jnp.zeros_like(guess))))
+    zero = jnp.zeros_like(guess)
+    # mantissa * exp(-guess) - 1, of the size of 1e-7: its own logarithm but for 1e-14. The difference from 1 is exact.
+    off = add((mantissa[0] - 1.0, mantissa[1]), multiply(mantissa, expm1((-guess, zero))))
+    whole = multiply((exponent.astype(jnp.float32), zero), from_host(np.log(2.0)))
+    return add(whole, add((guess, zero), (off[0], zero)))
 
 
 def _two_sum(a, b):

@@ -184,11 +184,6 @@ SCALINGS = {f.__name__: f for f in (default, linear, ntk, dynamic, dynamic_paper
                                     proportional)}
 
 
-def growth(rope_type, original_length, factor=None):
-    """How far a dynamic scaling's ratio, `1 + growth * (length - L)` beyond L, rises with each token."""
-    return (1.0 if rope_type == "dynamic_paper" else 0.0 if factor == 1 else factor) / original_length
-
-
 def _ntk(plain, ratio):
     """Frequencies of the base `base * ratio ** (r / (r - 2))`, so that the slowest pair is divided by the ratio."""
     if plain.rotary_dim < 4:

@@ -9,7 +9,7 @@ from posjax.ops import double_float
 from posjax.ops.rotary import Rotary
 from posjax.schemes.registry import register_scheme
 from posjax.schemes.rope import RoPE
-from posjax.schemes.rope_scaling import SCALINGS, Plain, growth, inverse_frequencies, scale
+from posjax.schemes.rope_scaling import SCALINGS, Plain, inverse_frequencies, scale
 
 
 @register_scheme("scaled_rope")
@@ -74,7 +74,8 @@ class ScaledRoPE(RoPE):
 
 
 def _switched(scheme, length):
-    return _select(length, scheme.original_length, scheme.rotary(int(scheme.original_length) + 1), scheme.rotary())
+    original = int(scheme.original_length)
+    return _select(length, original, scheme.rotary(original + 1), scheme.rotary())
 
 
 def _grown(scheme, length):
@@ -82,28 +83,28 @@ def _grown(scheme, length):
 
     A base times `ratio ** (r / (r - 2))` is a factor of `ratio ** (-2k / (r - 2))` on frequency k.
     """
-    r = scheme.rotary_dim
-    rise = growth(scheme.rope_type, scheme.original_length, dict(scheme.options).get("factor"))
-    turns = _slowed(jnp.maximum(length - int(scheme.original_length), 0),
-                    double_float.from_host(rise), double_float.from_host(-np.arange(0, r, 2) / (r - 2)),
-                    double_float.from_host(inverse_frequencies(r, scheme.base) / (2 * np.pi)))
-    return _select(length, scheme.original_length, Rotary.from_turns(turns, layout=scheme.layout), scheme.rotary())
+    r, original = scheme.rotary_dim, int(scheme.original_length)
+    factor = dict(scheme.options).get("factor", 1.0)  # that of dynamic_paper is the ratio of lengths itself
+    turns = _slowed(length, original, *(double_float.from_host(x) for x in (
+        factor, 1 / original, -np.arange(0, r, 2) / (r - 2), inverse_frequencies(r, scheme.base) / (2 * np.pi))))
+    return _select(length, original, Rotary.from_turns(turns, layout=scheme.layout), scheme.rotary())
 
 
 @jax.jit
-def _slowed(beyond, rise, exponents, turns):
-    """Pairs of float32 `[..., r / 2]` for int32 `[...]`: `turns * (1 + rise * beyond) ** exponents`."""
-    one = jnp.ones_like(beyond, jnp.float32)
-    ratio = double_float.add((one, jnp.zeros_like(one)), double_float.multiply(double_float.from_int(beyond), rise))
+def _slowed(length, original, factor, share, exponents, turns):
+    """`turns * (1 + factor * (length / original - 1)) ** exponents`: pairs of float32 `[..., r / 2]` for int32 `[...]`."""
+    within = jnp.minimum(length, original)
+    grown = double_float.multiply(double_float.from_int(length - within), factor)
+    ratio = double_float.multiply(double_float.add(double_float.from_int(within), grown), share)
     log_ratio = [x[..., None] for x in double_float.log(ratio)]
-    fold = (1,) * beyond.ndim + (-1,)
-    exponents, turns = ([x.reshape(fold) for x in pair] for pair in (exponents, turns))
-    return double_float.multiply(double_float.exp(double_float.multiply(log_ratio, exponents)), turns)
+    exponents, turns = ([x.reshape((1,) * length.ndim + (-1,)) for x in pair] for pair in (exponents, turns))
+    power = double_float.expm1(double_float.multiply(log_ratio, exponents))
+    return double_float.add(turns, double_float.multiply(turns, power))
 
 
 def _select(length, original_length, beyond, within):
     """One rotation for each length: `beyond` if above the original, bit for bit `within` if not."""
-    longer = (length > int(original_length))[..., None]
+    longer = (length > original_length)[..., None]
 
     def choose(a, b):
         return jnp.where(longer, *(x.reshape((1,) * (longer.ndim - x.ndim) + x.shape) for x in (a, b)))
