@@ -3,8 +3,9 @@
 A number is a pair `(high, low)` of arrays, right to about 2**-46. After Dekker 1971 (Numerische Mathematik 18).
 
 Compilers keep the order of float operations but for two things, around which this is written: they contract a product and
-a sum into one operation with one rounding, in some places and not in others; and XLA takes `(x + 1) - 1` for `x`,
-so nothing here adds a constant where the sum must be rounded.
+a sum into one operation with one rounding, in some places and not in others; and XLA takes `(x + c) - c` for `x` where c is a
+constant. So nothing here adds a constant where the sum must be rounded, and neither must a caller: hide what is one
+behind `jax.lax.optimization_barrier`.
 """
 import jax
 import jax.numpy as jnp

@@ -93,13 +93,16 @@ def _grown(scheme, length):
 @jax.jit
 def _slowed(length, original, factor, share, exponents, turns):
     """`turns * (1 + factor * (length / original - 1)) ** exponents`: pairs of float32 `[..., r / 2]` for int32 `[...]`."""
+    # Opaque to the compiler: it reorders sums with constants (see `double_float`).
+    length, factor, share, exponents, turns = jax.lax.optimization_barrier((length, factor, share, exponents, turns))
     within = jnp.minimum(length, original)
     grown = double_float.multiply(double_float.from_int(length - within), factor)
     ratio = double_float.multiply(double_float.add(double_float.from_int(within), grown), share)
     log_ratio = [x[..., None] for x in double_float.log(ratio)]
     exponents, turns = ([x.reshape((1,) * length.ndim + (-1,)) for x in pair] for pair in (exponents, turns))
     power = double_float.expm1(double_float.multiply(log_ratio, exponents))
-    return double_float.add(turns, double_float.multiply(turns, power))
+    # Fused with the rotation, it would be computed for every position anew, and take minutes to compile (jax 0.12, CPU).
+    return jax.lax.optimization_barrier(double_float.add(turns, double_float.multiply(turns, power)))
 
 
 def _select(length, original_length, beyond, within):

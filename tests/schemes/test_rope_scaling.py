@@ -35,7 +35,7 @@ def base_of(inv_freq):
 
 @pytest.mark.parametrize("entry", GOLD, ids=lambda entry: entry["name"])
 def test_frequencies_equal_those_of_the_hugging_face_library(entry):
-    # Faults 14, 15, 17, 18, 21, 23 to 25: the switch, the bounds, the amplitude, the share, the base, types of layers.
+    # What others got wrong: the switch, the bounds, the amplitude, the share, the base, types of layers.
     given = entry["rope_parameters"][entry["layer_type"]] if entry["layer_type"] else entry["rope_parameters"]
     inv_freq, attention_factor = posjax.rope_parameters(entry["head_dim"], given, length=entry["length"],
                                                         max_position_embeddings=entry["max_position_embeddings"])
@@ -43,7 +43,7 @@ def test_frequencies_equal_those_of_the_hugging_face_library(entry):
     assert isinstance(attention_factor, float)
     np.testing.assert_allclose(inv_freq, entry["inv_freq"], rtol=1e-9)
     np.testing.assert_allclose(attention_factor, entry["attention_factor"], rtol=1e-12)
-    # Fault 19: DeepSeek's second factor.
+    # DeepSeek's second factor, never applied.
     if "softmax_scale_multiplier" in entry:
         np.testing.assert_allclose(posjax.softmax_scale_multiplier(given), entry["softmax_scale_multiplier"], rtol=1e-12)
 
@@ -63,7 +63,7 @@ def test_factor_1_is_plain_rope_bit_for_bit(rope_type, length):
 @pytest.mark.parametrize("length", [None, 1, 255, 256])
 @pytest.mark.parametrize(("rope_type", "factor"), [("dynamic", {"factor": 3.7}), ("dynamic_paper", {})])
 def test_dynamic_up_to_the_original_length_is_plain_bit_for_bit(rope_type, factor, length):
-    # Faults 10 and 11: a static base, and a ratio below 1.
+    # A static base, and a ratio below 1.
     np.testing.assert_array_equal(scaled(rope_type, length=length, **KEYS[rope_type], **factor)[0], PLAIN)
 
 
@@ -85,7 +85,7 @@ def test_published_bases():
     (64, 1e4, 131072, (22.5134, 34.5546), (22, 35)),  # past the last pair, 31, and still so
 ])
 def test_bounds_of_yarns_ramp(dim, base, original, raw, used):
-    # Faults 17 and 18: bounds always rounded, and another clamp.
+    # Bounds always rounded, and another clamp.
     np.testing.assert_allclose(yarn_bounds(dim, base, original, truncate=False), raw, atol=5e-5)
     assert yarn_bounds(dim, base, original) == used
 
@@ -100,15 +100,15 @@ def test_amplitudes():
     for factor, amplitude in ((16.0, 1.277259), (4.0, 1.138629), (32.0, 1.346574), (40.0, 1.368888)):
         keys = {"factor": factor, "original_max_position_embeddings": 4096}
         assert scaled("yarn", **keys)[1] == pytest.approx(amplitude, abs=5e-7)
-        # Fault 21: an explicit one replaces the formula, and no other scaling takes one without a word.
+        # An explicit one that is ignored: it replaces the formula.
         assert scaled("yarn", attention_factor=1.0, mscale=0.5, mscale_all_dim=1.0, **keys)[1] == 1.0
         assert scaled("yarn", ramp="rotations", **keys)[1] == scaled("yarn", **keys)[1]
     long = {**KEYS["longrope"], "original_max_position_embeddings": 4096}
     assert scaled("longrope", reach=131072, **long)[1] == pytest.approx(1.1902380714238083, rel=1e-15)
     assert scaled("longrope", reach=131072, factor=4.0, **long)[1] == math.sqrt(1 + math.log(4) / math.log(4096))
-    for factor in (0.5, 1.0):  # fault 15
+    for factor in (0.5, 1.0):  # an amplitude although nothing is extended
         assert scaled("longrope", factor=factor, **long)[1] == 1.0
-    # Faults 19 and 20: equal mscales leave no amplitude, and the softmax takes it all.
+    # Equal mscales leave no amplitude, and the softmax takes it all.
     for mscale, multiplier in ((1.0, 1.87385), (0.707, 1.58963)):
         deepseek = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40, "mscale": mscale, "mscale_all_dim": mscale,
                     "original_max_position_embeddings": 4096}
@@ -139,7 +139,7 @@ def test_the_ramps_of_yarn_differ_by_what_is_known(head_dim, base, original, fac
 
 
 def test_longrope_switches_beyond_the_original_length():
-    # Faults 13 to 15: one list for a sequence, by its length, the long one from L + 1.
+    # A mixture of both lists, or the long one always: it is one list for a sequence, by its length, the long from L + 1.
     keys = {**KEYS["longrope"], "long_factor": list(np.linspace(1, 4, 32)), "factor": 4.0}
     for length in (None, 1, 256):
         np.testing.assert_array_equal(scaled("longrope", length=length, **keys)[0], PLAIN)
@@ -148,7 +148,7 @@ def test_longrope_switches_beyond_the_original_length():
 
 @pytest.mark.parametrize("rope_type", sorted(set(KEYS) - {"longrope"}))
 def test_a_share_of_the_channels_is_a_smaller_head(rope_type):
-    # Fault 23: the share is read for every type. p-RoPE's is of another kind: the pairs of the whole head remain.
+    # A share that some type does not read. p-RoPE's is of another kind: the pairs of the whole head remain.
     keys = KEYS[rope_type] | ({} if rope_type in NO_FACTOR else {"factor": 2.0})
     partial, _ = scaled(rope_type, 64, length=600, partial_rotary_factor=0.5, **keys)
     if rope_type == "proportional":
@@ -173,7 +173,7 @@ def test_the_older_spelling():
 
 @pytest.mark.parametrize("rope_type", sorted(KEYS))
 def test_a_key_that_would_not_be_used_is_named(rope_type):
-    # Faults 21 and 24: a key that is read by nobody.
+    # A key that is read by nobody.
     keys = KEYS[rope_type] | ({} if rope_type in NO_FACTOR else {"factor": 2.0})
     for key in ("attn_factor", "mrope_section", *({"beta_fast", "low_freq_factor", "truncate"} - allowed(rope_type))):
         with pytest.raises(ValueError, match=f"rope_type {rope_type} does not use the key '{key}'"):
@@ -220,7 +220,7 @@ def test_refusals_that_need_other_arguments():
         posjax.rope_parameters(64, {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}})
     with pytest.raises(UserError, match="original_max_position_embeddings is 256 and max_position_embeddings 512, but a dynamic"):
         scaled("dynamic", factor=2.0, reach=512, **KEYS["dynamic"])
-    for head_dim, gives in ((7, 7), (1, "at least 2")):  # fault 28
+    for head_dim, gives in ((7, 7), (1, "at least 2")):  # odd dimensions
         with pytest.raises(UserError, match=f"{gives}"):
             scaled("default", head_dim)
     with pytest.raises(UserError, match="length is 0; it must be a number of at least 1"):

@@ -50,7 +50,7 @@ def test_conforms(name, hyper, check):
 
 @pytest.mark.parametrize("case", CASES)
 def test_rotation_equals_other_libraries(case):
-    # Faults 22, 24 and 26: share, base and scaling of the path that rotates.
+    # A share, base or scaling that is dropped on the path that rotates.
     name, hyper = CASES[case]
     x, positions = ARRAYS[f"{case}/x"], ARRAYS[f"{case}/positions"]
     scheme = make_scheme(name, num_heads=x.shape[2], head_dim=x.shape[3], **hyper)
@@ -86,9 +86,11 @@ def test_a_length_of_the_device_gives_the_angles_of_the_host(kind, base):
 
 @pytest.mark.parametrize("kind", AT_LENGTH)
 def test_the_length_of_each_row_decides(kind):
-    # Faults 10 and 14: at L still plain bit for bit, at L + 1 not; and never by the longest row.
+    # Selection by capacity, or off by one: at L still plain bit for bit, at L + 1 not; and never by the longest row.
     scheme, plain = scaled(**AT_LENGTH[kind]), make_scheme("rope", **conformance.DIMS).rotary()
     rows = scheme.rotary(jnp.array([1, L, L + 1, 9]))
+    known = jax.jit(lambda: scheme.rotary(jnp.array([1, L, L + 1, 9])))()  # to the compiler, which must not use it
+    np.testing.assert_allclose(turns(known), turns(rows), rtol=0, atol=1e-14)
     for row in (0, 1):
         np.testing.assert_array_equal(rows.turns[row], plain.turns)
         np.testing.assert_array_equal(rows.rest[row], plain.rest)
@@ -99,7 +101,7 @@ def test_the_length_of_each_row_decides(kind):
 
 @pytest.mark.parametrize("kind", AT_LENGTH)
 def test_keys_are_rotated_by_the_length_of_now(kind):
-    # Faults 8, 9 and 13: a step past L with the keys of the cache rotated as they were before it.
+    # A step past L with the keys of the cache rotated as they were before it.
     scheme = scaled(**AT_LENGTH[kind])
     assert scheme.depends_on_length and not scheme.relative
     x = conformance.inputs(1)[:, :, None, :8].repeat(L + 1, 1)
@@ -129,7 +131,7 @@ def test_scaling_counts_the_rotated_channels():
 
 
 def test_an_amplitude_that_needs_another_factor_is_told():
-    # Fault 20: equal mscales without DeepSeek's softmax factor.
+    # Equal mscales without DeepSeek's softmax factor.
     with pytest.warns(UserWarning, match="softmax_scale_multiplier"):
         scaled(rope_type="yarn", factor=40.0, original_max_position_embeddings=100, mscale=1.0, mscale_all_dim=1.0)
 
