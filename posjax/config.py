@@ -84,7 +84,7 @@ def load_config(spec, imports=(), **overrides):
         takes = inspect.signature(module.get_config).parameters
         if argument is not None and not takes:
             raise UserError(f"The config {spec} takes no argument after the colon.")
-        config = _run_file(f"get_config() of {spec}", module.get_config, *([] if argument is None else [argument]))
+        config = run_file(f"get_config() of {spec}", module.get_config, *([] if argument is None else [argument]))
         if not isinstance(config, ConfigDict):
             raise UserError(f"get_config() of {spec} returns {type(config).__name__}; a config made with "
                             "posjax.default_config() is expected.")
@@ -102,7 +102,7 @@ def import_modules(names):
     """Imports modules by dotted name, or by path where the name ends in .py, so that what they register exists."""
     for name in map(str, names):
         if not name.endswith(".py"):
-            _run_file(f"Cannot import {name}", importlib.import_module, name)
+            run_file(f"Cannot import {name}", importlib.import_module, name)
         elif pathlib.Path(name).is_file():
             _import_file(pathlib.Path(name))
         else:
@@ -167,6 +167,27 @@ def flatten(overrides):
     return {f"{key}.name" if key in _NAMED and isinstance(value, str) else key: value for key, value in flat.items()}
 
 
+def run_file(what, function, *args):
+    """Calls code of the user's; whatever goes wrong in it is told in one line with its place."""
+    try:
+        return function(*args)
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, SyntaxError) and error.filename:
+            place, message = f"{error.filename} line {error.lineno}", error.msg
+        else:
+            # The innermost line of the user's own: the libraries that it calls are not to blame.
+            own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+            place, message = (f"{own[-1].filename} line {own[-1].lineno}" if own else what), " ".join(str(error).split())
+        raise UserError(f"{place}: {type(error).__name__}: {message.rstrip('.')}.") from error
+
+
+def _is_users(filename):
+    ours = (str(pathlib.Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
+    return not filename.startswith(ours) and "site-packages" not in filename
+
+
 def _named(part, name):
     hyper = _registry(part).hyper(name)
     if missing := [key for key, default in hyper.items() if default is inspect.Parameter.empty]:
@@ -214,29 +235,8 @@ def _import_file(file):
         raise UserError(f"{file} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    _run_file(file, spec.loader.exec_module, module)
+    run_file(file, spec.loader.exec_module, module)
     return module
-
-
-def _run_file(what, function, *args):
-    """Calls code of the user's; whatever goes wrong in it is told in one line with its place."""
-    try:
-        return function(*args)
-    except UserError:
-        raise
-    except Exception as error:
-        if isinstance(error, SyntaxError) and error.filename:
-            place, message = f"{error.filename} line {error.lineno}", error.msg
-        else:
-            # The innermost line of the user's own: the libraries that it calls are not to blame.
-            own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-            place, message = (f"{own[-1].filename} line {own[-1].lineno}" if own else what), " ".join(str(error).split())
-        raise UserError(f"{place}: {type(error).__name__}: {message}") from error
-
-
-def _is_users(filename):
-    ours = (str(pathlib.Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
-    return not filename.startswith(ours) and "site-packages" not in filename
 
 
 def _flatten(nested, prefix=""):

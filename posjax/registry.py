@@ -2,6 +2,7 @@
 import importlib
 import importlib.metadata
 import inspect
+import types
 
 from posjax.errors import UserError, unknown
 
@@ -62,6 +63,11 @@ class Registry:
         missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in hyper]
         if missing:
             raise UserError(f"The {self.kind} {name} needs a value for {', '.join(missing)}.")
+        annotations = inspect.signature(cls.__init__).parameters
+        for key, value in hyper.items():
+            if not _is_a(value, annotations[key].annotation):
+                kind = inspect.formatannotation(annotations[key].annotation)
+                raise UserError(f"{key} of the {self.kind} {name} is {value!r}; it must be {kind}.")
         return cls(**supplied, **hyper)
 
     def _load(self):
@@ -76,3 +82,11 @@ class Registry:
         except BaseException:
             self._loaded = False  # the next call fails in the same words, not with an empty list of names
             raise
+
+
+def _is_a(value, annotation):
+    """Whether `value` is of a type, or of one of a union, as far as the annotation says; an int is a float."""
+    kinds = annotation.__args__ if isinstance(annotation, types.UnionType) else (annotation,)
+    if annotation is inspect.Parameter.empty or not all(isinstance(kind, type) for kind in kinds):
+        return True
+    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))

@@ -96,11 +96,11 @@ class Run:
         Raises:
           ValueError: lengths that the task cannot fill, no checkpoint, or a run that another process is writing.
         """
-        from posjax.eval.extrapolation import Evaluator
-        from posjax.experiment import Experiment, check_eval_lengths
+        from posjax.eval.extrapolation import Evaluator, check_eval_lengths
+        from posjax.experiment import Experiment
         from posjax.train.replicas import place, replica_mesh, seeds_array
         experiment = Experiment.build(self.config)
-        check_eval_lengths(experiment.task, lengths)
+        check_eval_lengths(experiment.task, experiment.eval_policy, lengths)
         num_examples = self.config.eval.num_examples if num_examples is None else num_examples
         if num_examples < 1:
             raise UserError(f"num_examples is {num_examples}; it must be at least 1.")

@@ -48,7 +48,7 @@ def sweep(spec, overrides=None, *, imports=(), workdir=None, dry_run=False, jobs
 
     Args:
       spec: `FILE[:ARG]` of a config file that defines `sweep()`, which yields flat overrides (`posjax.sweeps`).
-      overrides: applied to every config, before its own.
+      overrides: applied to every config together with its own, which win.
       imports: as `load_config`.
       workdir: the folder of the runs; None for `runs/` and the config file's name.
       dry_run: list the runs and their state only.
@@ -61,6 +61,12 @@ def sweep(spec, overrides=None, *, imports=(), workdir=None, dry_run=False, jobs
     if jobs < 1:
         raise UserError(f"--jobs is {jobs}; it must be at least 1.")
     listed = plan(spec, overrides or {}, imports, workdir)
+    root = listed[0].path.parent
+    if not dry_run:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"The runs cannot be written to {root}: {error.strerror}.") from None
     width = max(len(job.name) for job in listed)
     for job in listed:
         print(f"{job.name:<{width}}  {job.state()}" + (f"  {_words(job.overrides)}" if dry_run else ""))
@@ -68,8 +74,6 @@ def sweep(spec, overrides=None, *, imports=(), workdir=None, dry_run=False, jobs
         print(f"{len(listed)} runs; nothing was run.")
         return 0
     todo = [job for job in listed if job.state() != "finished"]
-    root = listed[0].path.parent
-    root.mkdir(parents=True, exist_ok=True)
     write_experiment(root, [hparams(job.config) for job in listed], list(HPARAM_METRICS))
     failed, stopped = _Pool(todo, spec, imports, jobs, keep_going).go() if todo else ([], 0)
     done = sum(job.state() == "finished" for job in listed)
@@ -81,23 +85,28 @@ def sweep(spec, overrides=None, *, imports=(), workdir=None, dry_run=False, jobs
 
 def plan(spec, overrides, imports, workdir):
     """The sweep's jobs, every config checked before anything runs."""
-    base = configs.load_config(spec, imports, **overrides)
+    base = configs.load_config(spec, imports)
     module, argument = configs.config_module(spec)
     if not hasattr(module, "sweep"):
         raise UserError(f"The config {spec} defines no sweep().")
     takes = inspect.signature(module.sweep).parameters
-    items = list(module.sweep(argument) if argument is not None and takes else module.sweep())
+    arguments = [argument] if argument is not None and takes else []
+    items = configs.run_file(f"sweep() of {spec}", lambda: list(module.sweep(*arguments)))
     if not items:
         raise UserError(f"The sweep() of {spec} yields nothing.")
     root = pathlib.Path(workdir or pathlib.Path("runs") / pathlib.Path(str(spec).partition(":")[0]).stem)
     jobs = []
     for item in items:
+        if not isinstance(item, dict):
+            raise UserError(f"The sweep() of {spec} yields {item!r}; overrides as {{'train.steps': 500}} are expected.")
+        # All at once and as text: the very config that the run's own command will read.
+        item = {key: f"{value}" for key, value in (configs.flatten(overrides) | configs.flatten(item)).items()}
         config = configs.override(base, item)
         Experiment.build(config)
         name = run_name(config)
         if name in (job.name for job in jobs):
             raise UserError(f"Two runs of the sweep have the same config: {_words(item)}.")
-        jobs.append(Job(name, root / name, {**overrides, **item}, config))
+        jobs.append(Job(name, root / name, item, config))
     return jobs
 
 
@@ -158,6 +167,8 @@ class _Pool:
         self.running[slot] = (process, job, time.monotonic(), log and log.name)
         if log:
             log.close()
+        if self.signum:  # it came while the process started, which was not among the running then
+            process.send_signal(signal.SIGTERM)
 
     def _end(self, slot):
         process, job, started, log = self.running.pop(slot)

@@ -149,14 +149,18 @@ def check_window(make):
     scheme = make()
     q, k, _ = project(inputs(5))
     v = np.broadcast_to(np.eye(5, DH, dtype=np.float32)[None, :, None], k.shape)  # an output channel is a key's weight
+
+    def seen(queries=5, **options):
+        return host(attend(scheme, q[:, -queries:], k, v, **options))[..., :5] > 0
+    near = (np.subtract.outer(np.arange(5), np.arange(5)) < 3)[None, :, None]
     for backend in backends():
-        counts = (host(attend(scheme, q, k, v, window=3, backend=backend)) > 0).sum(-1)
-        same(counts[0, :, 0], [1, 2, 3, 3, 3])
-        for queries in (1, 2):
-            last = host(attend(scheme, q[:, -queries:], k, v, window=3, backend=backend))
-            assert ((last > 0).sum(-1) == 3).all()
+        # A scheme may give some heads narrower windows of its own, but not all.
+        expected = seen(backend=backend) & near
+        same(expected.sum(-1).max(2)[0], [1, 2, 3, 3, 3])
+        for queries in (5, 1, 2):
+            same(seen(queries, window=3, backend=backend), expected[:, -queries:])
     # Without a window, the query at position 4 sees all five keys (fault 46).
-    assert ((host(attend(scheme, q[:, -1:], k, v)) > 0).sum(-1) == 5).all()
+    same(seen(1).sum(-1).max(2), np.full((B, 1), 5))
 
 
 def check_masked_rows(make):

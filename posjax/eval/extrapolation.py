@@ -16,17 +16,34 @@ _BATCH_TOKENS = 2**12
 
 
 def bucket(task, length, train_max):
-    """The size that a length is padded to: the training maximum times a power of two, or the largest the task can fill."""
+    """The size that a length is padded to: the training maximum times a power of two, or the task's last before it.
+
+    The examples of a length depend on it, so it must not depend on the other lengths of the grid.
+    """
     size = train_max
     while size < length:
         size *= 2
-    while size > length:
-        try:
-            task.check_length(size)
-            break
-        except UserError:
-            size -= 1
+    while not _exists(task, size):  # ends at `length`, which exists
+        size -= 1
     return size
+
+
+def _exists(task, length):
+    try:
+        task.check_length(length)
+    except UserError:
+        return False
+    return True
+
+
+def check_eval_lengths(task, policy, lengths):
+    """Raises `ValueError` unless `lengths` is a rising grid that the task and the position policy can fill."""
+    if not lengths or list(lengths) != sorted(set(lengths)) or lengths[0] < 1:
+        raise UserError(f"Evaluation lengths are {', '.join(map(str, lengths)) or 'empty'}; "
+                        "give rising lengths of at least 1.")
+    for length in lengths:
+        task.check_length(length)
+        policy.check(task.sequence_length(length) - 1)
 
 
 class Evaluator:
@@ -59,9 +76,10 @@ class Evaluator:
 
     def _rows(self, params, seeds, step, length, index, condition, num_examples):
         experiment = self.experiment
+        num_tokens = experiment.task.sequence_length(length) - 1
         head = [{"step": step, "seed": int(seed), "length": length, "condition": condition,
                  "num_examples": num_examples} for seed in np.asarray(seeds)]
-        span = experiment.eval_policy.span(experiment.task.sequence_length(length) - 1)
+        span = experiment.eval_policy.span(num_tokens)
         if experiment.max_length is not None and span > experiment.max_length:
             status = f"no row past max_length {experiment.max_length}"
             return [row | {"status": status, "exact_match": None, "token_accuracy": None, "loss": None,
@@ -69,7 +87,7 @@ class Evaluator:
         size = bucket(experiment.task, length, experiment.config.train.lengths.max)
         condition = {name: jnp.float32(value) for name, value in condition.items()}
         sums = self._scorer(size)(
-            (params, seeds), jnp.int32(length), jnp.int32(index), jnp.int32(num_examples), condition)
+            (params, seeds), jnp.int32(length), jnp.int32(num_tokens), jnp.int32(index), jnp.int32(num_examples), condition)
         sums = jax.tree.map(np.asarray, sums)
         rows = []
         for r, row in enumerate(head):
@@ -80,7 +98,7 @@ class Evaluator:
                 "exact_match": float(sums["exact"][r]) / num_examples,
                 "token_accuracy": float(sums["right"][r].sum()) / total,
                 "loss": float(sums["loss"][r]) / total,
-                "per_position": (sums["right"][r][shown] / sums["count"][r][shown]).round(6).tolist(),
+                "per_position": [round(float(share), 6) for share in sums["right"][r][shown] / sums["count"][r][shown]],
             })
         return rows
 
@@ -90,11 +108,13 @@ class Evaluator:
         experiment = self.experiment
         batch_size = max(1, _BATCH_TOKENS // experiment.task.sequence_length(size))
 
-        def batch_sums(params, seed, number, length, index, num_examples, condition):
+        def batch_sums(params, seed, number, length, num_tokens, index, num_examples, condition):
             key = jax.random.fold_in(jax.random.fold_in(stream_key(seed, "eval", length), index), number)
             sample_key, position_key = jax.random.split(key)
             batch = experiment.task.sample(sample_key, jnp.full((batch_size,), length), max_length=size, **condition)
-            positions = experiment.eval_policy.positions(position_key, *batch.tokens.shape)
+            positions = experiment.eval_policy.positions(position_key, batch.used, batch.tokens.shape[1])
+            # Padding must not ask a learned table for rows that it lacks: their NaN would reach the sums. No answer sees it.
+            positions = jnp.minimum(positions, jnp.take(positions, jnp.array([num_tokens - 1]), axis=-1))
             logits = experiment.apply(params, batch.tokens, positions=positions)
             counted = number * batch_size + jnp.arange(batch_size) < num_examples
             weights = batch.weights * counted[:, None]
@@ -113,7 +133,7 @@ class Evaluator:
                 return batch_sums(params, seed, number, *shared)
             # The number of batches is traced, so that more examples need no new compilation.
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(batch, jnp.int32(0)))
-            num_batches = (shared[2] + batch_size - 1) // batch_size
+            num_batches = (shared[3] + batch_size - 1) // batch_size
             return jax.lax.fori_loop(0, num_batches, lambda n, sums: jax.tree.map(jnp.add, sums, batch(n)), zeros)
         self.compilations += 1
-        return jax.jit(over_replicas(one, self.mesh, num_shared=4))
+        return jax.jit(over_replicas(one, self.mesh, num_shared=5))

@@ -40,8 +40,8 @@ class DecoderConfig:
                 raise UserError(f"model.width {self.width} does not divide by model.num_heads {self.num_heads}; "
                                 "change one, or set model.head_dim.")
             object.__setattr__(self, "head_dim", self.width // self.num_heads)
-        if self.head_dim < 1:
-            raise UserError(f"model.head_dim is {self.head_dim}; it must be at least 1.")
+        if not isinstance(self.head_dim, int) or self.head_dim < 1:
+            raise UserError(f"model.head_dim is {self.head_dim!r}; it must be a whole number of at least 1.")
         if int(self.mlp_ratio * self.width) < 1:
             raise UserError(f"model.mlp_ratio is {self.mlp_ratio}; it must leave the MLP at least 1 channel.")
         if self.dtype not in DTYPES:

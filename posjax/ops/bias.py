@@ -16,6 +16,11 @@ def distances(q_positions, k_positions):
     return q_positions[..., :, None] - k_positions[..., None, :]
 
 
+def per_head(values, block):
+    """A value for each head, `[H]`, as float32 of a shape that meets blocks `[..., 1, Q, K]`."""
+    return jnp.asarray(values, jnp.float32).reshape((1,) * (block.ndim - 3) + (-1, 1, 1))
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearBias:
@@ -30,5 +35,4 @@ class LinearBias:
 
     def block(self, q_positions, k_positions):
         distance = jnp.abs(distances(q_positions, k_positions)).astype(jnp.float32)[..., None, :, :]
-        slopes = self.slopes.astype(jnp.float32).reshape((1,) * (distance.ndim - 3) + (-1, 1, 1))
-        return -slopes * distance
+        return -per_head(self.slopes, distance) * distance

@@ -1,5 +1,6 @@
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from posjax.errors import UserError
 from posjax.ops.bias import LinearBias
@@ -31,19 +32,25 @@ def alibi_slopes(num_heads, *, max_bias=8.0):
 class ALiBi(Scheme):
     """Attention with linear biases: a head's logits fall by its slope for every position of distance.
 
-    Nothing is learned. Press et al. 2021 (arXiv 2108.12409).
+    The distance has no sign, so that an encoder (no causal mask) has the symmetric form. Press et al. 2021 (arXiv
+    2108.12409), whose slopes are fixed.
 
     Args:
       max_bias: the last of 2^n heads falls by `2 ** -max_bias` a position (8 in the paper; MPT-65k uses 16).
+      learned: whether the slopes are learned, from the fixed ones on. Their logarithms to base 2 are the parameters, so
+        that a slope stays above 0 and a step changes small and large ones in proportion.
     """
     formula = "logit - m_h * |i - j|, m_h = 2^(-max_bias h/H)"
     reference = "Press et al. 2021, arXiv 2108.12409"
     relative = True
 
-    def __init__(self, *, max_bias=8.0, **dims):
+    def __init__(self, *, max_bias=8.0, learned=False, **dims):
         super().__init__(**dims)
-        alibi_slopes(self.num_heads, max_bias=max_bias)  # a bad value is refused here, not at the first use
+        slopes = alibi_slopes(self.num_heads, max_bias=max_bias)  # a bad value is refused here, not at the first use
         self.max_bias = max_bias
+        self.log2_slopes = nnx.Param(jnp.asarray(np.log2(slopes), jnp.float32)) if learned else None
 
     def bias(self):
+        if self.log2_slopes is not None:
+            return LinearBias(jnp.exp2(self.log2_slopes[...].astype(jnp.float32)))
         return LinearBias(jnp.asarray(alibi_slopes(self.num_heads, max_bias=self.max_bias), jnp.float32))

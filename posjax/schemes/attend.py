@@ -41,4 +41,4 @@ def attend(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids
     q, k = scheme.rotate(q, k, q_positions, k_positions)
     return attention(q, k, v, bias=scheme.bias(), logits=scheme.logits, q_positions=q_positions,
                      k_positions=k_positions, q_segment_ids=q_segment_ids, k_segment_ids=k_segment_ids,
-                     causal=causal, window=window, backend=backend)
+                     causal=causal, window=window, scale=scheme.scale, backend=backend)

@@ -32,6 +32,9 @@ class Scheme(nnx.Module):
     max_length: int | None = None
     """Positions from 0 to `max_length - 1` exist; None where there is no end."""
 
+    scale: float | None = None
+    """Factor on `q.k`; None for `head_dim ** -0.5`."""
+
     def __init__(self, *, num_heads, head_dim, model_dim=None, rngs=None):
         for dim_name, dim in (("num_heads", num_heads), ("head_dim", head_dim), ("model_dim", model_dim)):
             if dim is not None and dim < 1:

@@ -14,9 +14,23 @@ POLICIES = Registry("position policy", package="posjax.schemes.positions")
 class Policy:
     """A rule for the positions of a batch. `posjax list policies` shows those that exist."""
 
-    def positions(self, key, batch_size, length):
-        """int32 `[length]`, or `[batch_size, length]` where rows differ; never falling along a row."""
+    def positions(self, key, used, length):
+        """The positions of a batch whose rows are padded at the end.
+
+        Args:
+          key: a jax random key.
+          used: int32 `[B]`, the tokens of each row that are not padding, 1 to `length`; it may be traced. Padding takes no
+            part in the draw: a sequence gets the positions that it would get alone.
+          length: Python int, T.
+
+        Returns:
+          int32 `[T]`, or `[B, T]` where rows differ; never falling along a row. Padding repeats the last position of its
+          row, or goes on beyond it in `sequential`.
+        """
         raise NotImplementedError
+
+    def check(self, length):
+        """Raises `ValueError` if a sequence of `length` tokens, a Python int, has no room."""
 
     def span(self, length):
         """One more than the highest position that a sequence of `length` tokens can get."""
@@ -28,16 +42,38 @@ class Policy:
 class Sequential(Policy):
     """0, 1, 2, ...: what every decoder does unless told otherwise."""
 
-    def positions(self, key, batch_size, length):
+    def positions(self, key, used, length):
         return jnp.arange(length, dtype=jnp.int32)
 
     def span(self, length):
         return length
 
 
+@dataclasses.dataclass(frozen=True)
+class _Bounded(Policy):
+    """Positions from 0 to `max_position - 1`."""
+    max_position: int = 2048
+
+    def check(self, length):
+        if length > self.max_position:
+            raise UserError(f"The position policy {self.name} has max_position {self.max_position}, "
+                            f"too small for {length} tokens.")
+
+    def positions(self, key, used, length):
+        index = jnp.minimum(jnp.arange(length, dtype=jnp.int32)[None], used[:, None] - 1)
+        return self.place(key, index, used[:, None])
+
+    def place(self, key, index, used):
+        """Positions int32 `[B, T]` of tokens `index` `[B, T]` (padding has its row's last) of sequences of `used` `[B, 1]`."""
+        raise NotImplementedError
+
+    def span(self, length):
+        return self.max_position
+
+
 @POLICIES.register("random_offset")
 @dataclasses.dataclass(frozen=True)
-class RandomOffset(Policy):
+class RandomOffset(_Bounded):
     """Consecutive positions from a random start, another one for each row: every row of a learned table gets trained.
 
     Args:
@@ -45,53 +81,44 @@ class RandomOffset(Policy):
     """
     max_position: int = 512
 
-    def positions(self, key, batch_size, length):
-        _check_room(self, length)
-        start = jax.random.randint(key, (batch_size, 1), 0, self.max_position - length + 1, jnp.int32)
-        return start + jnp.arange(length, dtype=jnp.int32)[None]
-
-    def span(self, length):
-        return self.max_position
+    def place(self, key, index, used):
+        return jax.random.randint(key, used.shape, 0, self.max_position - used + 1, jnp.int32) + index
 
 
 @POLICIES.register("randomised")
 @dataclasses.dataclass(frozen=True)
-class Randomised(Policy):
+class Randomised(_Bounded):
     """Distinct random positions, sorted: Ruoss et al. 2023 (arXiv 2305.16843).
 
     Args:
       max_position: drawn without replacement from 0 to `max_position - 1` (N in the paper, above any test length).
-      per: "example" draws for each row, "batch" once for all rows, as the paper's code.
+      per: "example" draws for each row, "batch" once for all rows of one length, as the paper's code.
     """
-    max_position: int = 2048
     per: str = "example"
 
     def __post_init__(self):
         if self.per not in ("example", "batch"):
             raise UserError(f"per is {self.per!r}; it must be example or batch.")
 
-    def positions(self, key, batch_size, length):
-        _check_room(self, length)
-
-        def draw(key):
-            return jnp.sort(jax.random.permutation(key, self.max_position)[:length]).astype(jnp.int32)
-        return draw(key) if self.per == "batch" else jax.vmap(draw)(jax.random.split(key, batch_size))
-
-    def span(self, length):
-        return self.max_position
+    def place(self, key, index, used):
+        def draw(key, index, used):
+            drawn = jax.random.permutation(key, self.max_position)[: index.shape[0]].astype(jnp.int32)
+            # What padding would get sorts behind all that counts, and `index` never asks for it.
+            taken = jnp.sort(jnp.where(jnp.arange(drawn.shape[0]) < used, drawn, self.max_position))
+            return taken.at[index].get(mode="fill", fill_value=self.max_position)
+        keys = jnp.broadcast_to(key, index.shape[:1]) if self.per == "batch" else jax.random.split(key, index.shape[0])
+        return jax.vmap(draw)(keys, index, used)
 
 
 @POLICIES.register("even")
 @dataclasses.dataclass(frozen=True)
-class Even(Policy):
+class Even(_Bounded):
     """Evenly spaced from 0 to `max_position - 1`: how a model trained on randomised positions can be evaluated."""
-    max_position: int = 2048
 
-    def positions(self, key, batch_size, length):
-        _check_room(self, length)
-        index, steps = jnp.arange(length, dtype=jnp.int32), max(1, length - 1)
-        whole, rest = divmod(self.max_position - 1, steps)
-        return index * whole + index * rest // steps
+    def place(self, key, index, used):
+        # In whole numbers, and without a product that could leave int32.
+        steps = jnp.maximum(used - 1, 1)
+        return index * ((self.max_position - 1) // steps) + index * ((self.max_position - 1) % steps) // steps
 
     def span(self, length):
         return self.max_position if length > 1 else 1
@@ -99,32 +126,22 @@ class Even(Policy):
 
 @POLICIES.register("skips")
 @dataclasses.dataclass(frozen=True)
-class Skips(Policy):
+class Skips(_Bounded):
     """Chunks of consecutive positions with random gaps between them: PoSE, Zhu et al. 2023 (arXiv 2309.10400).
 
     Args:
       max_position: positions stay below it.
-      chunks: number of chunks of equal size (the last one takes the rest); the first starts at 0.
+      chunks: number of chunks of equal size (the last one takes the rest); the first starts at 0. A sequence of fewer
+        tokens than chunks has a chunk for each token.
     """
-    max_position: int = 2048
     chunks: int = 2
 
-    def positions(self, key, batch_size, length):
-        _check_room(self, length)
-        if not 1 <= self.chunks <= length:
-            raise UserError(f"skips has {self.chunks} chunks for {length} tokens; allowed are 1 to {length}.")
-        room = self.max_position - length
-        gaps = jax.random.randint(key, (batch_size, self.chunks), 0, room + 1, jnp.int32)
+    def __post_init__(self):
+        if self.chunks < 1:
+            raise UserError(f"skips has {self.chunks} chunks; it must have at least 1.")
+
+    def place(self, key, index, used):
+        gaps = jax.random.randint(key, (index.shape[0], self.chunks), 0, self.max_position - used + 1, jnp.int32)
         gaps = jnp.sort(gaps.at[:, 0].set(0), axis=1)
-        index = jnp.arange(length, dtype=jnp.int32)
-        chunk = jnp.minimum(index // (length // self.chunks), self.chunks - 1)
-        return index[None] + gaps[:, chunk]
-
-    def span(self, length):
-        return self.max_position
-
-
-def _check_room(policy, length):
-    if length > policy.max_position:
-        raise UserError(f"The position policy {policy.name} has max_position {policy.max_position}, "
-                        f"too small for {length} tokens.")
+        chunk = jnp.minimum(index // jnp.maximum(used // self.chunks, 1), self.chunks - 1)
+        return index + jnp.take_along_axis(gaps, chunk, axis=1)

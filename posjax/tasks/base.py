@@ -32,6 +32,11 @@ class Batch:
     targets: Any
     weights: Any
 
+    @property
+    def used(self):
+        """int32 `[B]`: how many inputs of a row come before its last target; padding follows."""
+        return (self.targets != PAD).sum(1, dtype=jnp.int32)
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:

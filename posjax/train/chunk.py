@@ -21,7 +21,7 @@ def train_batch(experiment, seed, step):
     length_key, sample_key, position_key = jax.random.split(stream_key(seed, "train", step), 3)
     lengths = jax.random.randint(length_key, (train.batch_size,), train.lengths.min, train.lengths.max + 1, jnp.int32)
     batch = task.sample(sample_key, lengths, max_length=train.lengths.max)
-    return batch, experiment.train_policy.positions(position_key, *batch.tokens.shape)
+    return batch, experiment.train_policy.positions(position_key, batch.used, batch.tokens.shape[1])
 
 
 def make_step(experiment):
@@ -45,7 +45,8 @@ def make_chunk(experiment, mesh):
 
     `state` holds params and optimiser state of all replicas and is donated; `seeds` is uint32 `[R]`, the others int32
     scalars. Each metric is float32 `[R, chunk_steps]`, of which the first `num_steps` hold. That number is traced: a
-    run that checkpoints or ends off the beat of its chunks compiles once all the same.
+    run that checkpoints or ends off the beat of its chunks compiles once all the same. "finite" is bool `[R]`: whether
+    the parameters after the last step are, which no loss has seen yet.
     """
     step_fn = make_step(experiment)
     chunk_steps = experiment.config.train.chunk_steps
@@ -58,7 +59,9 @@ def make_chunk(experiment, mesh):
             state, new = step_fn(state, first_step + n, seed)
             return state, {name: metrics[name].at[n].set(new[name]) for name in METRICS}
         empty = {name: jnp.zeros(chunk_steps, jnp.float32) for name in METRICS}
-        return jax.lax.fori_loop(0, num_steps, body, (state, empty))
+        state, metrics = jax.lax.fori_loop(0, num_steps, body, (state, empty))
+        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state["params"])]
+        return state, metrics | {"finite": jnp.stack(finite).all()}
 
     def chunk(state, seeds, first_step, num_steps):
         return over_replicas(one, mesh, num_shared=2)((state, seeds), first_step, num_steps)

@@ -46,7 +46,8 @@ class Curves:
                 scalars[f"{name}/length_{length:05d}"] = value
         means = {length: by_name["exact_match"] for length, by_name in by_length(rows).items()}
         trained, beyond = summary.train_max, [n for n in means if summary.train_max < n <= 2 * summary.train_max]
-        scalars["exact_match/training_lengths"] = mean(value for length, value in means.items() if length <= trained)
+        if within := [n for n in means if n <= trained]:  # none: a learned table that lacks rows for all of them
+            scalars["exact_match/training_lengths"] = mean(means[length] for length in within)
         if beyond:
             scalars["exact_match/beyond"] = mean(means[length] for length in beyond)
         for threshold, effective in summary.effective.items():

@@ -1,6 +1,7 @@
 """The host's side of training: between chunks it logs, evaluates, saves, and lets itself be interrupted."""
 import logging
 import pathlib
+import shlex
 import sys
 import time
 
@@ -45,7 +46,8 @@ def train(config, workdir, *, command=None, stream=None):
     """
     stream = stream or sys.stderr
     experiment = Experiment.build(config)
-    command = command or f"posjax train --config={pathlib.Path(workdir) / 'config.json'} --workdir={workdir}"
+    own = f"--config={pathlib.Path(workdir) / 'config.json'}"
+    command = command or shlex.join(["posjax", "train", own, f"--workdir={workdir}"])
     with RunDir.create(workdir, configs.to_json(config)) as run:
         if run.done is not None:
             stream.write(f"{workdir} is finished: {config.train.steps} steps. Nothing to do.\n")
@@ -97,6 +99,7 @@ class _Training:
         self.run.truncate_after(self.step)
         if rows := self.run.metrics():
             self.seconds = rows[-1]["seconds"]
+            self.last_finite = f"step {rows[-1]['step']}: loss {np.mean(rows[-1]['loss']):.6g} (mean over its chunk and seeds)"
         return step
 
     def _train(self):
@@ -117,19 +120,20 @@ class _Training:
                     self._record(*pending)
                 self.step += count
                 pending = (self.step, count, metrics, started)
+                signum = interrupt.signum  # once: a signal that comes from here on must not save what is not recorded
                 due = self.step % train.checkpoint_every == 0 or self.step == train.steps
                 evaluate = every and self.step % every == 0 and self.step < train.steps
-                if due or evaluate or interrupt.signum:
+                if due or evaluate or signum:
                     self._record(*pending)
                     pending = None
                 if evaluate:
                     self._evaluate(self.config.eval.every_num_examples)
-                if due or interrupt.signum:
+                if due or signum:
                     self.checkpoints.save(self.step, self.state)
-                if interrupt.signum:
+                if signum:
                     self.checkpoints.wait()
                     raise Interrupted(f"Interrupted at step {self.step} of {train.steps}; the state is saved in "
-                                      f"{self.run.path}. The same command goes on from there.", interrupt.signum)
+                                      f"{self.run.path}. The same command goes on from there.", signum)
 
     def _compile(self):
         """The chunk, compiled ahead of its first call, so that no step's time holds the compilation."""
@@ -150,10 +154,12 @@ class _Training:
         finite = np.isfinite(values["loss"]) & np.isfinite(values["grad_norm"])
         if not finite.all():
             where = int(np.argmin(finite.all(0)))
-            seeds = [seed for seed, ok in zip(self.experiment.seeds, finite[:, where]) if not ok]
             last = _metrics_text(values, step - count, where - 1) if where else self.last_finite
             raise Diverged(f"The loss or its gradient is not finite at step {step - count + where + 1} "
-                           f"(seed {', '.join(map(str, seeds))}). Last finite metrics: {last}.")
+                           f"({self._seeds(~finite[:, where])}). Last finite metrics: {last}.")
+        if not (finite := np.asarray(metrics["finite"])).all():
+            raise Diverged(f"The parameters are not finite after step {step} ({self._seeds(~finite)}). "
+                           f"Last finite metrics: {_metrics_text(values, step - count, count - 1)}.")
         tokens = len(self.experiment.seeds) * self.config.train.batch_size * self.experiment.train_tokens
         row = {
             "step": step, "seeds": list(self.experiment.seeds),
@@ -166,6 +172,9 @@ class _Training:
         self.curves.training(row)
         self.last_finite = _metrics_text(values, step - count, count - 1)
         self.progress.update(step, float(values["loss"][:, -1].mean()))
+
+    def _seeds(self, chosen):
+        return f"seed {', '.join(str(seed) for seed, this in zip(self.experiment.seeds, chosen) if this)}"
 
     def _evaluate(self, num_examples):
         rows = self.evaluate(self.state["params"], self.seeds, self.step, self.config.eval.lengths, num_examples)

@@ -48,6 +48,8 @@ class Progress:
         self.stream.flush()
 
     def close(self):
+        """Ends the line, once."""
         if self.live:
+            self.live = False
             self.stream.write("\n")
             self.stream.flush()

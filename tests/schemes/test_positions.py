@@ -17,13 +17,14 @@ POLICY = [("sequential", {}), ("random_offset", {"max_position": 40}), ("randomi
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def compiled(policy, key):
-    return policy.positions(key, ROWS, LENGTH)
+def compiled(policy, key, used):
+    return policy.positions(key, used, LENGTH)
 
 
-def draw(name, hyper, seed=0):
+def draw(name, hyper, seed=0, used=LENGTH):
     policy = POLICIES.make(name, hyper)
-    return policy, np.asarray(compiled(policy, jax.random.key(seed)))
+    used = np.full(ROWS, used, np.int32) if np.ndim(used) == 0 else used
+    return policy, np.asarray(compiled(policy, jax.random.key(seed), used))
 
 
 def test_every_policy_is_tested_here():
@@ -56,8 +57,29 @@ def test_every_position_can_be_drawn():
 
 
 def test_randomised_per_batch_draws_once():
-    assert draw("randomised", {"per": "batch"})[1].shape == (LENGTH,)
-    assert draw("randomised", {"per": "example"})[1].shape == (ROWS, LENGTH)
+    assert len(np.unique(draw("randomised", {"per": "batch"})[1], axis=0)) == 1
+    assert len(np.unique(draw("randomised", {"per": "example"})[1], axis=0)) == ROWS
+
+
+@pytest.mark.parametrize(("name", "hyper"), POLICY, ids=str)
+def test_padding_takes_no_part_in_the_draw(name, hyper):
+    """A row gets the positions of its own length: the same range, from the same possibilities, as alone."""
+    policy = POLICIES.make(name, hyper)
+    used = np.asarray([3, 7, LENGTH] * (ROWS // 3 + 1), np.int32)[:ROWS]
+    positions = np.broadcast_to(draw(name, hyper, used=used)[1], (ROWS, LENGTH))
+    for row, count in zip(positions, used):
+        assert (np.diff(row[:count]) >= 1).all() and 0 <= row[0] and row[count - 1] < policy.span(int(count))
+        assert name == "sequential" or (row[count:] == row[count - 1]).all()
+    if hyper.get("max_position", 0) > LENGTH and name != "skips":
+        # With the room of twelve tokens, three could not reach so far: padding would have kept it.
+        assert positions[used == 3, 2].max() > policy.max_position - 10
+
+
+def test_a_bucket_may_be_larger_than_the_room_as_long_as_its_rows_are_not():
+    used = np.full(ROWS, 5, np.int32)
+    for name in ("random_offset", "randomised", "even", "skips"):
+        positions = draw(name, {"max_position": 8}, used=used)[1][:, :5]
+        assert (np.diff(positions, axis=1) >= 1).all() and positions.min() >= 0 and positions.max() < 8
 
 
 def test_offsets_keep_neighbours_and_skips_keep_chunks():
@@ -71,21 +93,22 @@ def test_offsets_keep_neighbours_and_skips_keep_chunks():
 
 def test_even_positions_go_from_the_first_to_the_last_in_steps_that_differ_by_one_at_most():
     policy, positions = draw("even", {"max_position": 40})
-    assert positions[0] == 0 and positions[-1] == 39 and policy.span(LENGTH) == 40
-    assert set(np.diff(positions)) == {3, 4}
+    assert (positions[:, 0] == 0).all() and (positions[:, -1] == 39).all() and policy.span(LENGTH) == 40
+    assert set(np.diff(positions).ravel()) == {3, 4}
 
 
 @pytest.mark.parametrize("name", ["random_offset", "randomised", "even", "skips"])
 def test_too_many_tokens_are_refused_with_both_numbers(name):
     policy = POLICIES.make(name, {"max_position": 8})
     with pytest.raises(UserError, match=f"policy {name} has max_position 8, too small for 9 tokens"):
-        policy.positions(jax.random.key(0), 2, 9)
+        policy.check(9)
+    policy.check(8)
 
 
 def test_bad_values_and_names_are_refused():
     with pytest.raises(UserError, match="per is 'row'; it must be example or batch"):
         POLICIES.make("randomised", {"per": "row"})
-    with pytest.raises(UserError, match="skips has 5 chunks for 4 tokens; allowed are 1 to 4"):
-        POLICIES.make("skips", {"chunks": 5}).positions(jax.random.key(0), 1, 4)
+    with pytest.raises(UserError, match="skips has 0 chunks; it must have at least 1"):
+        POLICIES.make("skips", {"chunks": 0})
     with pytest.raises(UserError, match="Unknown position policy 'randomized'. Did you mean randomised.*Known: even, "):
         POLICIES.get("randomized")

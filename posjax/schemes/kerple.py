@@ -1,0 +1,77 @@
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from posjax.errors import UserError, unknown
+from posjax.ops.bias import distances, per_head
+from posjax.schemes.base import Scheme
+from posjax.schemes.registry import register_scheme
+
+KINDS = ("log", "power")
+SMALLEST = 0.01
+LARGEST_POWER = 2.0
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def clamp(x, low, high):
+    """`x` within bounds. At a bound, the gradients that descend back inside pass, where a plain clip has none.
+
+    So a parameter that left its bounds can return, as in the reference, which clamps the parameter itself.
+    """
+    return jnp.clip(x, low, high)
+
+
+def _clamp_backward(low, high, x, gradient):
+    outwards = ((x < low) & (gradient > 0)) | ((x > high) & (gradient < 0))
+    return (jnp.where(outwards, 0, gradient),)
+
+
+clamp.defvjp(lambda x, low, high: (jnp.clip(x, low, high), x), _clamp_backward)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KerpleBias:
+    """`-r1 ln(1 + r2 |i - j|)` or `-r1 |i - j|^r2`, with `r1`, `r2` float32 `[H]`, clamped already."""
+    r1: jax.Array
+    r2: jax.Array
+    kind: str = dataclasses.field(metadata={"static": True})
+
+    def block(self, q_positions, k_positions):
+        distance = jnp.abs(distances(q_positions, k_positions)).astype(jnp.float32)[..., None, :, :]
+        r1, r2 = per_head(self.r1, distance), per_head(self.r2, distance)
+        return -r1 * (jnp.log1p(r2 * distance) if self.kind == "log" else distance ** r2)
+
+
+@register_scheme("kerple")
+class KERPLE(Scheme):
+    """Logits fall with the logarithm, or with a power, of the distance; each head learns how fast.
+
+    Chi et al. 2022 (arXiv 2205.09921). Two parameters a head, drawn as in the authors' code: r1 from U(0, 2) and r2 from
+    U(0, 1) for "log", r1 from U(0, 1) and r2 from U(0, 2) for "power". At least 0.01 at every use, so that no head is
+    without position; the power at most 2, above which the kernel is no longer conditionally positive definite.
+
+    Args:
+      kind: "log" for `-r1 ln(1 + r2 |i - j|)`, the better one in the paper; "power" for `-r1 |i - j|^r2`.
+    """
+    formula = "logit - r1_h ln(1 + r2_h |i - j|), or r1_h |i - j|^r2_h; r learned"
+    reference = "Chi et al. 2022, arXiv 2205.09921"
+    relative = True
+
+    def __init__(self, *, kind="log", **dims):
+        super().__init__(**dims)
+        if kind not in KINDS:
+            raise unknown("kind of kerple", kind, KINDS)
+        if (rngs := dims.get("rngs")) is None:
+            raise UserError("The scheme kerple has parameters: pass rngs=flax.nnx.Rngs(seed).")
+        self.kind = kind
+        r1_max, r2_max = (2.0, 1.0) if kind == "log" else (1.0, 2.0)
+        self.r1 = nnx.Param(jax.random.uniform(rngs.params(), (self.num_heads,), maxval=r1_max))
+        self.r2 = nnx.Param(jax.random.uniform(rngs.params(), (self.num_heads,), maxval=r2_max))
+
+    def bias(self):
+        r2_most = jnp.inf if self.kind == "log" else LARGEST_POWER
+        return KerpleBias(clamp(self.r1[...], SMALLEST, jnp.inf), clamp(self.r2[...], SMALLEST, r2_most), self.kind)

@@ -1,0 +1,62 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posjax.errors import UserError
+from posjax.ops.bias import per_head
+from posjax.ops.rotary import Rotary
+from posjax.schemes.base import Scheme
+from posjax.schemes.registry import register_scheme
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SandwichBias:
+    """The bias of `Sandwich`, all of it known when traced."""
+    num_heads: int = dataclasses.field(metadata={"static": True})
+    dim: int = dataclasses.field(metadata={"static": True})
+    base: float = dataclasses.field(metadata={"static": True})
+    first_index: int = dataclasses.field(metadata={"static": True})
+
+    def block(self, q_positions, k_positions):
+        half = self.dim // 2
+        inv_freq = float(self.base) ** (-2 * np.arange(self.first_index, self.first_index + half) / self.dim)
+        rotary = Rotary.from_inv_freq(inv_freq)
+        # cos(a - b) = cos a cos b + sin a sin b: one matrix product, not dim/2 cosines for every pair of tokens.
+        q, k = (jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)
+                for angles in (rotary.angles(q_positions), rotary.angles(k_positions)))
+        similarity = jnp.einsum("...qd,...kd->...qk", q, k, precision="highest")[..., None, :, :]
+        steepness = 8 * np.arange(1, self.num_heads + 1) / self.num_heads
+        return (similarity - half) / per_head(steepness, similarity)
+
+
+@register_scheme("sandwich")
+class Sandwich(Scheme):
+    """The inner product of two sinusoidal position encodings as a bias, flatter from head to head.
+
+    Nothing is learned. Chi et al. 2023 (arXiv 2212.10356): `(sum_k cos((i - j) base^(-2k/dim)) - dim/2) / (8 h/H)`, over
+    dim/2 values of k, for heads h = 1 .. H. It is 0 at distance 0 and negative elsewhere.
+
+    Args:
+      dim: channels of the encodings, even; apart from any size of the model.
+      base: of the wavelengths, which grow from `2 pi` towards `2 pi base` positions.
+      first_index: the first k: 1 as in the paper's sum (and NeMo), 0 as in a sinusoidal encoding.
+    """
+    formula = "logit + (sum_k cos((i - j) base^(-2k/dim)) - dim/2) / (8h/H)"
+    reference = "Chi et al. 2023, arXiv 2212.10356"
+    relative = True
+
+    def __init__(self, *, dim=128, base=10_000.0, first_index=1, **dims):
+        super().__init__(**dims)
+        if dim < 2 or dim % 2:
+            raise UserError(f"sandwich's dim is {dim}; it must be even and at least 2.")
+        if not base > 0:
+            raise UserError(f"sandwich's base is {base}; it must be above 0.")
+        if first_index not in (0, 1):
+            raise UserError(f"sandwich's first_index is {first_index}; it must be 0 or 1.")
+        self.dim, self.base, self.first_index = dim, base, first_index
+
+    def bias(self):
+        return SandwichBias(self.num_heads, self.dim, self.base, self.first_index)
