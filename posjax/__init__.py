@@ -17,6 +17,7 @@ _PUBLIC = {
     "posjax.schemes.attend": ("attend",),
     "posjax.schemes.base": ("Scheme",),
     "posjax.schemes.registry": ("make_scheme", "register_scheme"),
+    "posjax.schemes.rope_parameters": ("rope_parameters", "softmax_scale_multiplier"),
     "posjax.schemes.t5": ("t5_bucket",),
     "posjax.tasks.base": ("Batch", "Task", "register_task"),
 }

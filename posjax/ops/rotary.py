@@ -21,8 +21,8 @@ class Rotary:
     angle is right to 1e-6 rad at every int32 position, where a float32 product is off by 3e-2 rad at a million.
 
     Attributes:
-      turns: uint32 `[r / 2]`, the fraction of a turn in units of 2**-32.
-      rest: float32 `[r / 2]`, what the fraction leaves, in turns.
+      turns: uint32 `[r / 2]`, or `[B, r / 2]` where rows differ: the fraction of a turn in units of 2**-32.
+      rest: float32, of the same shape: what the fraction leaves, in turns.
       amplitude: float32 scalar; cos and sin are multiplied by it (YaRN's attention factor).
       layout: "half_split" pairs channels (k, k + r/2); "interleaved" pairs (2k, 2k + 1).
     """
@@ -42,14 +42,26 @@ class Rotary:
         return cls(jnp.asarray(fixed.astype(np.uint32)), jnp.asarray(rest.astype(np.float32)),
                    jnp.float32(amplitude), layout)
 
+    @classmethod
+    def from_turns(cls, turns, *, amplitude=1.0, layout="half_split"):
+        """From turns a position that were computed on the device, a pair of `posjax.ops.double_float`."""
+        high, low = turns
+        high = high - jnp.floor(high)
+        fixed = (high * 2.0**32).astype(jnp.uint32)  # has no more digits than a float32
+        return cls(fixed, (high - fixed.astype(jnp.float32) * 2.0**-32) + low, jnp.float32(amplitude), layout)
+
     @property
     def rotary_dim(self):
         return 2 * self.turns.shape[-1]
 
     def angles(self, positions):
-        """Angles, whole turns taken off, float32 `[..., T, r / 2]`, for int32 `positions` of shape `[..., T]`."""
+        """Angles, whole turns taken off, float32 `[..., T, r / 2]`, for int32 `positions` of shape `[..., T]`.
+
+        Where rows differ, `positions` are `[B, T]`, or `[1, T]` for all rows.
+        """
         p = positions.astype(jnp.int32)[..., None]
-        fold = (1,) * (p.ndim - 1) + (-1,)
+        rows = self.turns.shape[:-1]
+        fold = rows + (1,) * (p.ndim - 1 - len(rows)) + self.turns.shape[-1:]
         wrapped = jax.lax.bitcast_convert_type(p, jnp.uint32) * self.turns.reshape(fold)
         turns = jax.lax.bitcast_convert_type(wrapped, jnp.int32).astype(jnp.float32) * jnp.float32(2.0**-32)
         return (turns + p.astype(jnp.float32) * self.rest.reshape(fold)) * jnp.float32(2 * np.pi)

@@ -1,2 +1,15 @@
 """Positional schemes, one file each. Importing the package registers them all."""
-from posjax.schemes import alibi, fire, hard_alibi, kerple, learned, nope, rope, sandwich, sinusoidal, t5  # noqa: F401
+from posjax.schemes import (  # noqa: F401
+    alibi,
+    fire,
+    hard_alibi,
+    kerple,
+    learned,
+    nope,
+    p_rope,
+    rope,
+    sandwich,
+    scaled_rope,
+    sinusoidal,
+    t5,
+)

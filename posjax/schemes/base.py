@@ -2,6 +2,7 @@
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from posjax.errors import UserError
@@ -19,7 +20,8 @@ class Scheme(nnx.Module):
       formula: one line.
       reference: where it was published.
       relative: attention depends on the distance of positions only, so shifting all positions changes nothing.
-      depends_on_length: keys already rotated are wrong once the sequence grows, so a cache must keep raw keys.
+      depends_on_length: keys already rotated are wrong once the sequence grows, so a cache must keep raw keys. Where
+        hyper-parameters decide, `__init__` sets this, and `relative`, on the instance.
     """
     name: ClassVar[str]
     formula: ClassVar[str] = ""
@@ -44,13 +46,24 @@ class Scheme(nnx.Module):
         """Token embeddings `[B, T, D]` with the position added; `positions` int32 `[T]` or `[B, T]`."""
         return x
 
-    def rotary(self):
-        """The rotation of queries and keys as data (`posjax.ops.rotary.Rotary`), or None."""
+    def rotary(self, length=None):
+        """The rotation of queries and keys as data (`posjax.ops.rotary.Rotary`), or None.
+
+        `length` matters only to a scheme that `depends_on_length`: the tokens of the sequence, an int or int32 `[]` or
+        `[B]`, which may be traced; None for no more than it was trained with.
+        """
         return None
 
     def rotate(self, q, k, q_positions, k_positions):
-        """Queries `[B, Q, H, Dh]` and keys `[B, K, G, Dh]`, transformed: by default rotated as `rotary()` says."""
-        if (rotary := self.rotary()) is None:
+        """Queries `[B, Q, H, Dh]` and keys `[B, K, G, Dh]`, transformed: by default rotated as `rotary()` says.
+
+        The length of a row is its last key's position and one: not the size of a cache, nor of the longest row.
+        """
+        if self.depends_on_length:
+            rotary = self.rotary(jnp.max(jnp.asarray(k_positions, jnp.int32), axis=-1) + 1)
+        else:
+            rotary = self.rotary()
+        if rotary is None:
             return q, k
         return apply_rotary(q, q_positions, rotary), apply_rotary(k, k_positions, rotary)
 

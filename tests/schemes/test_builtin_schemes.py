@@ -112,7 +112,7 @@ def test_unknown_names_list_everything():
         make_scheme("ropee", num_heads=2, head_dim=8)
     assert all(name in str(error.value) for name in SCHEMES.names())
     # Fault 21: a mistyped or misplaced hyper-parameter that is silently ignored.
-    with pytest.raises(ValueError, match="hyper-parameter of scheme rope: 'bse'. Did you mean base.*Known: base, layout"):
+    with pytest.raises(ValueError, match="hyper-parameter of scheme rope: 'bse'. Did you mean base.*: base, fraction, layout"):
         make_scheme("rope", num_heads=2, head_dim=8, bse=1.0)
     with pytest.raises(ValueError, match="Unknown hyper-parameter of scheme nope.*Known: .none."):
         make_scheme("nope", num_heads=2, head_dim=8, base=1.0)
