@@ -9,7 +9,10 @@ import shlex
 import sys
 
 from posjax.errors import UserError
+from posjax.errors import unknown as mistyped
 
+COMMANDS = ("train", "eval", "sweep", "report", "list")
+LISTED = ("schemes", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
 
@@ -33,6 +36,8 @@ def main(argv=None):
             return fail(error, 128 + error.signum)
         if isinstance(error, Diverged):
             return fail(error, 1)
+        if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
+            return fail(f"Out of memory: {str(error).splitlines()[0]} Use shorter lengths, a smaller batch or model.", 1)
         raise
 
 
@@ -52,12 +57,17 @@ def parse(argv):
             if not equals and (value := next(words, None)) is None:
                 raise UserError(f"--config.{key} needs a value: --config.{key}=VALUE.")
             overrides[key] = value
+            if key == "imports":
+                raise UserError("imports is set with --import=MODULE_OR_FILE.")
         else:
             rest.append(word)
+    if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
+        raise mistyped("command", rest[0], COMMANDS)
     arguments, unknown = parser.parse_known_args(rest)
     if unknown:
-        options = sorted(set(arguments.parser._option_string_actions)) + ["--config.KEY"]
-        close = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1)
+        options = sorted(arguments.parser._option_string_actions)
+        options += ["--config.KEY"] if hasattr(arguments, "config") else []
+        close = difflib.get_close_matches(unknown[0].split("=")[0].split(".")[0], options, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint} Known: {', '.join(options)}.")
     if getattr(arguments, "config", "given") is None:  # not `required`: argparse would say so before naming a typo
@@ -95,7 +105,7 @@ def make_parser():
 
     evaluate = add("eval", eval_command, "Evaluate a trained run at more lengths, without training.")
     evaluate.add_argument("run", metavar="RUN", help="run directory")
-    evaluate.add_argument("--lengths", required=True, help="as 64,128,256")
+    evaluate.add_argument("--lengths", help="as 64,128,256")
     evaluate.add_argument("--num_examples", type=int, help="a length and a seed (default: the config's)")
 
     sweep = add("sweep", sweep_command, "Run all configs of a sweep: skips the finished, resumes the interrupted.", epilog=EPILOG)
@@ -113,7 +123,7 @@ def make_parser():
     report.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
     listing = add("list", list_command, "List what there is.")
-    listing.add_argument("what", choices=("schemes", "tasks", "policies", "configs"))
+    listing.add_argument("what", help=", ".join(LISTED))
     listing.add_argument("--json", action="store_true", help="as JSON")
     imports(listing)
     return parser
@@ -149,13 +159,18 @@ def use_cpu_devices(num_seeds):
 
 def eval_command(arguments, _):
     from posjax import runs
+    if arguments.lengths is None:
+        raise UserError("--lengths is missing, as --lengths=64,128,256.")
     try:
         lengths = tuple(sorted({int(word) for word in arguments.lengths.split(",")}))
     except ValueError:
         raise UserError(f"--lengths={arguments.lengths} cannot be read; give numbers with commas, as 64,128,256.") from None
     run = runs.load_run(arguments.run)
     use_cpu_devices(run.config.num_seeds)
-    run.evaluate(lengths, arguments.num_examples)
+    rows = run.evaluate(lengths, arguments.num_examples)
+    print(f"{len(rows)} records added to {run.path / 'evals.jsonl'}.")
+    for status in sorted({row["status"] for row in rows} - {"ok"}):
+        print(f"Length {', '.join(sorted({str(row['length']) for row in rows if row['status'] == status}, key=int))}: {status}.")
     print_tables([arguments.run])
 
 
@@ -170,6 +185,8 @@ def report_command(arguments, _):
     from posjax.report.html import write_report
     from posjax.report.records import find_runs
     from posjax.report.words import sections
+    if arguments.figure and not arguments.figure.endswith(".png"):
+        raise UserError(f"--figure={arguments.figure} is a PNG file; its name must end in .png.")
     path = write_report(arguments.runs, arguments.out)
     print_tables(arguments.runs, markdown=arguments.markdown)
     print(f"Report: {path}")
@@ -198,6 +215,8 @@ def list_command(arguments, _):
 
     from posjax import config as configs
     from posjax import listing
+    if arguments.what not in LISTED:
+        raise mistyped("list", arguments.what, LISTED)
     configs.import_modules(arguments.imports)
     rows = listing.rows(arguments.what)
     print(json.dumps(rows, indent=2) if arguments.json else listing.text(rows))

@@ -74,6 +74,8 @@ def load_config(spec, imports=(), **overrides):
     Raises:
       ValueError: no such file, an argument or key that it does not know, a value of another type.
     """
+    # Absolute, since a run may be evaluated from another folder than it was trained from.
+    imports = [str(pathlib.Path(name).resolve()) if pathlib.Path(name).is_file() else str(name) for name in imports]
     import_modules(imports)
     if str(spec).endswith(".json"):
         config = _config_from_file(pathlib.Path(spec))
@@ -88,7 +90,7 @@ def load_config(spec, imports=(), **overrides):
         if not isinstance(config, ConfigDict):
             raise UserError(f"get_config() of {spec} returns {type(config).__name__}; a config made with "
                             "posjax.default_config() is expected.")
-    new = tuple(str(name) for name in imports if str(name) not in config.imports)
+    new = tuple(name for name in imports if name not in config.imports)
     return override(config, {"imports": (*config.imports, *new), **overrides} if new else overrides)
 
 
@@ -155,6 +157,8 @@ def to_json(config):
 
 def from_json(data):
     """The config that `to_json` wrote, with the things it imports imported."""
+    if not isinstance(data.get("imports"), list):
+        raise UserError("The config.json of the run is not the config of a run: it has no list of imports.")
     import_modules(data["imports"])
     config = ConfigDict(_tuples(data), convert_dict=True)
     config.lock()
@@ -260,6 +264,8 @@ def _set(config, key, value):
 def _convert(key, value, old):
     """`value` in the type of `old`; strings, as a command line gives them, are read first."""
     given = value
+    if isinstance(value, str) and isinstance(old, float) and value.lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        raise UserError(f"{key}={given!r} is not finite.")
     if isinstance(value, str) and not isinstance(old, str):
         try:
             value = ast.literal_eval(value.capitalize() if value.lower() in ("true", "false", "none") else value)

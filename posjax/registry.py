@@ -68,6 +68,9 @@ class Registry:
             if not _is_a(value, annotations[key].annotation):
                 kind = inspect.formatannotation(annotations[key].annotation)
                 raise UserError(f"{key} of the {self.kind} {name} is {value!r}; it must be {kind}.")
+            default = known[key]
+            if isinstance(default, str | int | float) and isinstance(value, str) != isinstance(default, str):
+                raise UserError(f"{key} of the {self.kind} {name} is {value!r}; a value like {default!r} is expected.")
         return cls(**supplied, **hyper)
 
     def _load(self):

@@ -48,7 +48,7 @@ def sweep(spec, overrides=None, *, imports=(), workdir=None, dry_run=False, jobs
 
     Args:
       spec: `FILE[:ARG]` of a config file that defines `sweep()`, which yields flat overrides (`posjax.sweeps`).
-      overrides: applied to every config together with its own, which win.
+      overrides: applied to every config together with its own; the same key in both is refused.
       imports: as `load_config`.
       workdir: the folder of the runs; None for `runs/` and the config file's name.
       dry_run: list the runs and their state only.
@@ -99,6 +99,8 @@ def plan(spec, overrides, imports, workdir):
     for item in items:
         if not isinstance(item, dict):
             raise UserError(f"The sweep() of {spec} yields {item!r}; overrides as {{'train.steps': 500}} are expected.")
+        if swept := sorted(configs.flatten(overrides).keys() & configs.flatten(item).keys()):
+            raise UserError(f"{', '.join(swept)} is set by the sweep() of {spec}; it cannot be set for all of its runs.")
         # All at once and as text: the very config that the run's own command will read.
         item = {key: f"{value}" for key, value in (configs.flatten(overrides) | configs.flatten(item)).items()}
         config = configs.override(base, item)

@@ -42,6 +42,8 @@ def check_eval_lengths(task, policy, lengths):
         raise UserError(f"Evaluation lengths are {', '.join(map(str, lengths)) or 'empty'}; "
                         "give rising lengths of at least 1.")
     for length in lengths:
+        if length >= 2**31:
+            raise UserError(f"Evaluation length {length} is too large; lengths must stay below {2**31}.")
         task.check_length(length)
         policy.check(task.sequence_length(length) - 1)
 

@@ -255,6 +255,10 @@ def summarize(rows, config, *, label=None, finished=True):
         unfinished = "unfinished: no evaluation yet"
     elif step < steps or not finished:
         unfinished = f"unfinished: last evaluation at step {step} of {steps}" + (", not complete" if step >= steps else "")
+    elif lost := sorted({n for n in config["eval"].get("lengths", ()) for s in {seed for seed, *_ in final} if n not in
+                         {length for seed, length, _ in final if seed == s}}):
+        unfinished = (f"unfinished: records of the final evaluation are missing (length {', '.join(map(str, lost))}); "
+                      "the command that made the run evaluates again")
 
     groups = {}
     for (seed, length, _), row in final.items():

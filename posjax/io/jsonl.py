@@ -46,11 +46,14 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def read_json(path: Path):
-    """The value in `path`; `UserError` if it is not JSON."""
+    """The object in `path`; `UserError` if there is none."""
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is not a JSON object.")
+    return value
 
 
 def append_lines(path: Path, rows) -> None:
@@ -87,9 +90,12 @@ def raw_lines(path: Path) -> list[bytes]:
 
 def parse_line(path: Path, number: int, line: bytes) -> dict:
     try:
-        return json.loads(line)
+        record = json.loads(line)
     except ValueError as error:
         raise UserError(f"{path} line {number} is not valid JSON: {error}.") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} line {number} is {line.decode(errors='replace').strip()}, not a record.")
+    return record
 
 
 def read_lines(path: Path) -> list[dict]:

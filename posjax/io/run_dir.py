@@ -38,10 +38,10 @@ class RunDir:
         """
         path = Path(path)
         text = jsonl.dumps(config, indent=2) + "\n"
-        _check(path, config)
-        made = _missing(path)
-        lock = None
+        lock, made = None, []
         try:
+            _check(path, config)
+            made = _missing(path)
             path.mkdir(parents=True, exist_ok=True)
             lock = _lock(path / "lock")
             _check(path, config)  # again: another process may have been quicker before the lock was ours
@@ -100,6 +100,9 @@ class RunDir:
         """The records of evaluation; of equal (step, seed, length, condition, num_examples) the last counts."""
         records = {}
         for row in jsonl.read_lines(self.path / "evals.jsonl"):
+            for key in ("step", "seed", "length"):
+                if not isinstance(row.get(key), int):
+                    raise UserError(f"{self.path / 'evals.jsonl'} has a record whose {key} is {row.get(key)!r}, not a number.")
             condition = jsonl.dumps(sorted((row.get("condition") or {}).items()))
             records[row["step"], row["seed"], row["length"], condition, row.get("num_examples")] = row
         return list(records.values())

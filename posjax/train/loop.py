@@ -50,11 +50,21 @@ def train(config, workdir, *, command=None, stream=None):
     command = command or shlex.join(["posjax", "train", own, f"--workdir={workdir}"])
     with RunDir.create(workdir, configs.to_json(config)) as run:
         if run.done is not None:
-            stream.write(f"{workdir} is finished: {config.train.steps} steps. Nothing to do.\n")
-            return run.path
+            if not (missing := missing_records(experiment, run.evals())):
+                stream.write(f"{workdir} is finished: {config.train.steps} steps. Nothing to do.\n")
+                return run.path
+            stream.write(f"{workdir} has lost {missing} records of its final evaluation, which is made again.\n")
         with Checkpoints(run.checkpoint_dir) as checkpoints:
             _Training(experiment, run, checkpoints, command, stream).go()
         return run.path
+
+
+def missing_records(experiment, rows):
+    """How many records of the final evaluation are not among `rows`: a finished run may have lost some since."""
+    config = experiment.config
+    there = {(row["seed"], row["length"], *sorted(row["condition"].items())) for row in rows if row["step"] == config.train.steps}
+    return sum((seed, length, *sorted(condition.items())) not in there for seed in experiment.seeds
+               for length in config.eval.lengths for condition in experiment.task.conditions())
 
 
 class _Training:
@@ -184,6 +194,10 @@ class _Training:
 
     def _finish(self):
         started = time.monotonic()
+        lengths = self.config.eval.lengths
+        self.progress.close()
+        self.stream.write(f"Evaluating {len(lengths)} lengths up to {lengths[-1]}, {self.config.eval.num_examples} "
+                          "examples each.\n")
         rows = self._evaluate(self.config.eval.num_examples)
         self.curves.lengths(rows)
         self.checkpoints.wait()
@@ -202,6 +216,7 @@ def banner(experiment, mesh, tokens):
             f"({device.device_kind})\n"
             f"scheme {_with_hyper(config.scheme)}; task {_with_hyper(config.task)}; "
             f"attention backend {experiment.attention_backend}\n"
+            f"positions {_with_hyper(config.positions.train)} in training, {_with_hyper(config.positions.eval)} in evaluation\n"
             f"{experiment.num_params:,} parameters x {len(experiment.seeds)} seeds; {tokens:,} tokens a step; "
             f"{config.train.steps} steps\n")
 

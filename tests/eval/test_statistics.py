@@ -117,3 +117,13 @@ def test_positions_are_averaged_over_seeds():
 def test_a_config_of_something_else_is_a_user_error():
     with pytest.raises(UserError, match="train.steps"):
         summarize([], {"scheme": {"name": "rope"}})
+
+
+def test_a_finished_run_that_has_lost_records_is_no_result_and_says_which():
+    """Else a shorter table would pass for a whole one."""
+    rows = [{"step": 100, "seed": seed, "length": n, "condition": {}, "num_examples": 8, "exact_match": 1.0,
+             "token_accuracy": 1.0, "loss": 0.0, "per_position": [1.0], "status": "ok"} for seed in (0, 1) for n in (8, 16, 32)]
+    config = {**CONFIG, "eval": {**CONFIG["eval"], "lengths": [8, 16, 32]}}
+    assert summarize(rows, config).has_result
+    lost = summarize(rows[:-1], config)
+    assert not lost.has_result and "length 32" in lost.unfinished

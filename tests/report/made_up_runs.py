@@ -8,7 +8,7 @@ def config(scheme, *, task="copy", train_max=16, steps=1500, num_seeds=3, **sche
             "model": {"width": 64, "depth": 2, "num_heads": 4, "head_dim": 16, "mlp_ratio": 4, "dtype": "float32"},
             "train": {"steps": steps, "batch_size": 64, "learning_rate": 1e-3,
                       "lengths": {"name": "uniform", "min": 1, "max": train_max}},
-            "eval": {"lengths": [8, 16, 32], "num_examples": 512, "fit_threshold": 0.95}, "imports": []}
+            "eval": {"lengths": [16], "num_examples": 512, "fit_threshold": 0.95}, "imports": []}
 
 
 def row(seed, length, exact, *, step=1500, condition=None, status="ok", num_examples=512, tokens=None, positions=None):
