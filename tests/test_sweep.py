@@ -95,8 +95,13 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(spec, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweeps_own_values_win_and_the_runs_read_what_was_planned(spec, tmp_path):
-    jobs = plan(spec, {"scheme": "rope", "train.steps": "7"}, (), tmp_path)
+def test_what_a_sweep_sets_cannot_be_set_for_all_its_runs(spec, tmp_path):
+    with pytest.raises(UserError, match="scheme.name is set by the sweep"):
+        plan(spec, {"scheme": "rope"}, (), tmp_path)
+
+
+def test_the_runs_of_a_sweep_read_what_was_planned(spec, tmp_path):
+    jobs = plan(spec, {"train.steps": "7"}, (), tmp_path)
     assert [(job.config.scheme.name, job.config.train.steps) for job in jobs] == [("nope", 7), ("alibi", 7)]
     assert all(job.overrides["scheme.name"] == job.config.scheme.name for job in jobs)
 

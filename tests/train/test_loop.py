@@ -2,6 +2,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def test_evals_have_a_row_for_each_step_seed_and_length(finished):
 
 def test_a_person_sees_what_runs_and_how_far_it_is(finished):
     shown = finished[1]
-    for text in ("scheme rope (base=10000.0, layout=half_split); task copy (", "parameters x 2 seeds; 72 tokens a step; 60 steps",
+    for text in ("scheme rope (", "; task copy (", "parameters x 2 seeds; 72 tokens a step; 60 steps",
                  "2 of 2 cpu devices", "] 60/60  loss ", "steps/s", "tokens/s", str(finished[0])):
         assert text in shown
     assert shown.count("60/60") == 1
@@ -204,3 +205,18 @@ def test_a_learned_table_that_no_evaluation_fits_is_recorded_as_such(tmp_path):
         loop.train(config, tmp_path / "run", stream=io.StringIO())
     run = RunDir.open(tmp_path / "run")
     assert {row["status"] for row in run.evals()} == {"no row past max_length 9"} and run.done
+
+
+def test_a_finished_run_that_lost_records_is_evaluated_again(finished, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(finished[0], copy)
+    lines = (copy / "evals.jsonl").read_text().splitlines(keepends=True)
+    (copy / "evals.jsonl").write_text("".join(lines[:-2]))
+    again = io.StringIO()
+    with tiny.quick_compilation():
+        loop.train(CONFIG, copy, stream=again)
+    assert "has lost 2 records" in again.getvalue() and "Evaluating" in again.getvalue()
+
+    def final(path):
+        return {(row["seed"], row["length"]): row for row in RunDir.open(path).evals() if row["step"] == 60}
+    assert final(copy) == final(finished[0])
