@@ -80,3 +80,10 @@ class Scheme(nnx.Module):
 def concrete(positions):
     """Whether the values of `positions` can be read now, outside any trace."""
     return not isinstance(positions, jax.core.Tracer)
+
+
+def required_rngs(name, dims):
+    """The `rngs` among a scheme's constructor arguments; `UserError` if a scheme that draws parameters was given none."""
+    if dims.get("rngs") is None:
+        raise UserError(f"The scheme {name} has parameters: pass rngs=flax.nnx.Rngs(seed).")
+    return dims["rngs"]

@@ -6,7 +6,7 @@ from flax import nnx
 
 from posjax.errors import UserError
 from posjax.ops.bias import distances
-from posjax.schemes.base import Scheme
+from posjax.schemes.base import Scheme, required_rngs
 from posjax.schemes.registry import register_scheme
 
 # In the ratio, so that c = 0 gives 0 and not 0/0.
@@ -61,8 +61,7 @@ class FIRE(Scheme):
         for name, value in (("c", c), ("threshold", threshold)):
             if not value > 0:
                 raise UserError(f"fire's {name} is {value}; it must be above 0.")
-        if (rngs := dims.get("rngs")) is None:
-            raise UserError("The scheme fire has parameters: pass rngs=flax.nnx.Rngs(seed).")
+        rngs = required_rngs("fire", dims)
 
         def uniform(bound, *shape):
             return nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound))

@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posjax.errors import UserError, unknown
+from posjax.errors import unknown
 from posjax.ops.bias import distances, per_head
-from posjax.schemes.base import Scheme
+from posjax.schemes.base import Scheme, required_rngs
 from posjax.schemes.registry import register_scheme
 
 KINDS = ("log", "power")
@@ -65,8 +65,7 @@ class KERPLE(Scheme):
         super().__init__(**dims)
         if kind not in KINDS:
             raise unknown("kind of kerple", kind, KINDS)
-        if (rngs := dims.get("rngs")) is None:
-            raise UserError("The scheme kerple has parameters: pass rngs=flax.nnx.Rngs(seed).")
+        rngs = required_rngs("kerple", dims)
         self.kind = kind
         r1_max, r2_max = (2.0, 1.0) if kind == "log" else (1.0, 2.0)
         self.r1 = nnx.Param(jax.random.uniform(rngs.params(), (self.num_heads,), maxval=r1_max))

@@ -5,7 +5,7 @@ from flax import nnx
 
 from posjax.errors import UserError
 from posjax.ops.rotary import check_positions
-from posjax.schemes.base import Scheme, concrete
+from posjax.schemes.base import Scheme, concrete, required_rngs
 from posjax.schemes.registry import register_scheme
 
 
@@ -27,8 +27,7 @@ class Learned(Scheme):
         super().__init__(**dims)
         if max_length < 1:
             raise UserError(f"learned's max_length is {max_length}; it must be at least 1.")
-        if (rngs := dims.get("rngs")) is None:
-            raise UserError("The scheme learned has parameters: pass rngs=flax.nnx.Rngs(seed).")
+        rngs = required_rngs("learned", dims)
         self.max_length = max_length
         self.table = nnx.Param(init_scale * jax.random.normal(rngs.params(), (max_length, self.model_dim)))
 

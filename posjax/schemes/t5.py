@@ -8,7 +8,7 @@ from flax import nnx
 
 from posjax.errors import UserError
 from posjax.ops.bias import distances
-from posjax.schemes.base import Scheme
+from posjax.schemes.base import Scheme, required_rngs
 from posjax.schemes.registry import register_scheme
 
 _FARTHEST = 2**31 - 1
@@ -114,8 +114,7 @@ class T5(Scheme):
     def __init__(self, *, num_buckets=32, max_distance=128, bidirectional=False, scaled=True, **dims):
         super().__init__(**dims)
         check_buckets(num_buckets, max_distance, bidirectional)
-        if (rngs := dims.get("rngs")) is None:
-            raise UserError("The scheme t5 has parameters: pass rngs=flax.nnx.Rngs(seed).")
+        rngs = required_rngs("t5", dims)
         self.max_distance, self.bidirectional = int(max_distance), bidirectional
         self.logit_scale = None if scaled else 1.0
         shape = (num_buckets, self.num_heads)
