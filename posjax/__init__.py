@@ -19,6 +19,7 @@ _PUBLIC = {
     "posjax.schemes.registry": ("make_scheme", "register_scheme"),
     "posjax.schemes.rope_parameters": ("rope_parameters", "softmax_scale_multiplier"),
     "posjax.schemes.t5": ("t5_bucket",),
+    "posjax.schemes.temperature": ("make_temperature",),
     "posjax.tasks.base": ("Batch", "Task", "register_task"),
 }
 _WHERE = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -76,7 +76,8 @@ class Experiment:
             x = jnp.zeros((self.config.train.batch_size, self.train_tokens, sizes.num_heads, sizes.head_dim),
                           DTYPES[sizes.dtype])
             positions = jnp.zeros(x.shape[:2], jnp.int32)
-            call = AttentionCall(x, x, x, scheme.bias(), scheme.logits, positions, positions, None, None, True, None, 1.0)
+            call = AttentionCall(x, x, x, scheme.bias(), scheme.logits, scheme.values, positions, positions, None, None,
+                                 True, None, 1.0, 0)
             names.append(choose(call).name)
         names = []
         jax.eval_shape(chosen)

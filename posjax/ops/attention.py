@@ -27,6 +27,7 @@ class AttentionCall:
     v: Any
     bias: Any
     logits: Callable | None
+    values: Callable | None
     q_positions: Any
     k_positions: Any
     q_segment_ids: Any
@@ -34,11 +35,12 @@ class AttentionCall:
     causal: bool
     window: int | None
     scale: float
+    first_query: Any
 
     def visible(self):
         """Which key a query may see: bool `[1 or B, Q, K]`."""
         q_len, k_len = self.q.shape[1], self.k.shape[1]
-        lag = (jnp.arange(q_len)[:, None] + (k_len - q_len)) - jnp.arange(k_len)[None, :]
+        lag = (jnp.arange(q_len) + self.first_query)[:, None] - jnp.arange(k_len)[None, :]
         seen = jnp.ones((q_len, k_len), bool)
         if self.causal:
             seen &= lag >= 0
@@ -65,8 +67,8 @@ BACKENDS = (
 )
 
 
-def attention(q, k, v, *, bias=None, logits=None, q_positions, k_positions, q_segment_ids=None, k_segment_ids=None,
-              causal=True, window=None, scale=None, backend="auto"):
+def attention(q, k, v, *, bias=None, logits=None, values=None, q_positions, k_positions, q_segment_ids=None,
+              k_segment_ids=None, causal=True, window=None, scale=None, first_query=None, backend="auto"):
     """Scaled dot-product attention with positions as data.
 
     Args:
@@ -76,11 +78,15 @@ def attention(q, k, v, *, bias=None, logits=None, q_positions, k_positions, q_se
       bias: a lazy bias (see `posjax.ops.bias`) added to the scaled logits, or None.
       logits: replaces `scale * q.k`: a function `(q, k, q_positions, k_positions, *, visible, scale) -> [B, H, Q, K]`
         of a block of queries against all keys, or None. Its keys are `[B, K, H, Dh]`: grouped ones come repeated.
+      values: what to add to the values: a function `(weights, q_positions, k_positions) -> [B, Q, H, Dv]` in float32,
+        linear in the float32 weights `[B, H, Q, K]`, or None.
       q_positions, k_positions: int32 `[Q]` and `[K]`, or `[B, Q]` and `[B, K]`.
       q_segment_ids, k_segment_ids: int32 `[B, Q]` and `[B, K]`, both or neither; unequal ids never see each other.
       causal: whether a query sees no key after its own index.
       window: number of keys visible to a query, with its own; None for all. Two-sided when not causal.
       scale: factor on `q.k`; None for `Dh ** -0.5`.
+      first_query: index among the keys of the first query, an int32 scalar, possibly traced; None for K - Q. With a cache
+        that has room left, the keys after the queries are not written yet: causality hides them.
       backend: a name of `BACKENDS`, or "auto" for the first that supports the call.
 
     Returns:
@@ -94,8 +100,9 @@ def attention(q, k, v, *, bias=None, logits=None, q_positions, k_positions, q_se
     q_positions, k_positions = jnp.asarray(q_positions, jnp.int32), jnp.asarray(k_positions, jnp.int32)
     if q_positions.ndim != k_positions.ndim:
         q_positions, k_positions = jnp.atleast_2d(q_positions), jnp.atleast_2d(k_positions)
-    call = AttentionCall(q, k, v, bias, logits, q_positions, k_positions, q_segment_ids, k_segment_ids,
-                         causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
+    call = AttentionCall(q, k, v, bias, logits, values, q_positions, k_positions, q_segment_ids, k_segment_ids, causal,
+                         window, q.shape[-1] ** -0.5 if scale is None else scale,
+                         k.shape[1] - q.shape[1] if first_query is None else first_query)
     return choose(call, backend).run(call)
 
 

@@ -30,8 +30,10 @@ def run(call):
     logits = jnp.where(visible[:, None], logits, MASKED)
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
     total = weights.sum(-1)  # at least 1: the largest logit of a row contributes exp(0)
-    weights = weights.astype(v.dtype).reshape(batch, groups, heads // groups, q_len, -1)
-    out = jnp.einsum("bghqk,bkgd->bqghd", weights, v, preferred_element_type=jnp.float32)
-    out = out.reshape(batch, q_len, heads, -1) / total.transpose(0, 2, 1)[..., None]
+    grouped = weights.astype(v.dtype).reshape(batch, groups, heads // groups, q_len, -1)
+    out = jnp.einsum("bghqk,bkgd->bqghd", grouped, v, preferred_element_type=jnp.float32).reshape(batch, q_len, heads, -1)
+    if call.values is not None:
+        out = out + call.values(weights, call.q_positions, call.k_positions)
+    out = out / total.transpose(0, 2, 1)[..., None]
     # A row that sees nothing has spread its weight evenly over masked keys: it is zero by definition.
     return jnp.where(visible.any(-1)[..., None, None], out, 0.0).astype(call.q.dtype)

@@ -22,4 +22,7 @@ def run(call):
             bias = call.bias.block(call.q_positions, call.k_positions)
             logits = logits + jnp.broadcast_to(bias, logits.shape)
         weights = jax.nn.softmax(logits, axis=-1, where=jnp.broadcast_to(visible[:, None], logits.shape))
-        return jnp.einsum("bhqk,bkhd->bqhd", weights, v).astype(call.q.dtype)
+        out = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+        if call.values is not None:
+            out = out + call.values(weights, call.q_positions, call.k_positions)
+        return out.astype(call.q.dtype)

@@ -19,6 +19,9 @@ class Scheme(nnx.Module):
     Class attributes state what the scheme is, for people, for the caches and for the conformance suite:
       formula: one line.
       reference: where it was published.
+      cost: what it takes beside plain attention, in a few words.
+      per_layer: each layer of a decoder has parameters of its own, as published; else all layers share them.
+      causal_only: it means something only where a query sees no later key.
       relative: attention depends on the distance of positions only, so shifting all positions changes nothing.
       depends_on_length: keys already rotated are wrong once the sequence grows, so a cache must keep raw keys. Where
         hyper-parameters decide, `__init__` sets this, and `relative`, on the instance.
@@ -26,6 +29,9 @@ class Scheme(nnx.Module):
     name: ClassVar[str]
     formula: ClassVar[str] = ""
     reference: ClassVar[str] = ""
+    cost: ClassVar[str] = ""
+    per_layer: ClassVar[bool] = False
+    causal_only: ClassVar[bool] = False
     relative: ClassVar[bool] = False
     depends_on_length: ClassVar[bool] = False
 
@@ -34,6 +40,9 @@ class Scheme(nnx.Module):
 
     logit_scale: float | None = None
     """Factor on `q.k`; None for `head_dim ** -0.5`."""
+
+    temperature = None
+    """A `posjax.schemes.temperature.Temperature`, which multiplies the logits of a query before any bias, or None."""
 
     def __init__(self, *, num_heads, head_dim, model_dim=None, rngs=None):
         for dim_name, dim in (("num_heads", num_heads), ("head_dim", head_dim), ("model_dim", model_dim)):
@@ -71,10 +80,22 @@ class Scheme(nnx.Module):
         """A lazy additive bias on the logits (see `posjax.ops.bias`), or None."""
         return None
 
+    def features(self, x):
+        """What a token brings to attention besides q, k and v: a pytree of `[B, T, ...]`, or None.
+
+        Made from `x` `[B, T, D]`, the input of the layer's projections; kept beside the keys in a cache.
+        """
+        return None
+
     logits = None
-    """Where content and position mix: a method `(q, k, q_positions, k_positions, *, visible, scale)` that returns
-    the logits `[B, H, Q, K]` of a block of queries `[B, Q, H, Dh]` against all keys `[B, K, H, Dh]` (grouped keys come
-    repeated); `visible` is bool `[1 or B, Q, K]`. None where the logits are `scale * q.k` and a bias."""
+    """Where content and position mix: a method `(q, k, q_positions, k_positions, *, visible, scale, features)` that
+    returns the logits `[B, H, Q, K]` of a block of queries `[B, Q, H, Dh]` against all keys `[B, K, H, Dh]` (grouped keys
+    come repeated); `visible` is bool `[1 or B, Q, K]`, `features` those of all keys. None where the logits are
+    `scale * q.k` and a bias."""
+
+    values = None
+    """What attention adds to the values: a method `(weights, q_positions, k_positions)` that returns float32
+    `[B, Q, H, Dh]`, linear in the float32 weights `[B, H, Q, K]` of a block of queries on all keys. None for nothing."""
 
 
 def concrete(positions):

@@ -1,5 +1,6 @@
 """The schemes that exist, and how to make one."""
 from posjax.registry import Registry
+from posjax.schemes.temperature import Temperature
 
 SCHEMES = Registry("scheme", package="posjax.schemes", entry_points="posjax.schemes",
                    supplied=("num_heads", "head_dim", "model_dim", "rngs"))
@@ -7,7 +8,7 @@ SCHEMES = Registry("scheme", package="posjax.schemes", entry_points="posjax.sche
 register_scheme = SCHEMES.register
 
 
-def make_scheme(name, *, num_heads, head_dim, model_dim=None, rngs=None, **hyper):
+def make_scheme(name, *, num_heads, head_dim, model_dim=None, rngs=None, temperature=None, **hyper):
     """Makes a positional scheme by name, with no config and no model.
 
     Args:
@@ -16,9 +17,14 @@ def make_scheme(name, *, num_heads, head_dim, model_dim=None, rngs=None, **hyper
       head_dim: channels a head, Dh.
       model_dim: channels of the residual stream, D; None for `num_heads * head_dim`.
       rngs: `flax.nnx.Rngs` for schemes that learn something.
+      temperature: a factor on the logits (`posjax.make_temperature`), an option of every scheme; None for 1.
       **hyper: the scheme's own hyper-parameters; the others keep their defaults.
 
     Raises:
       ValueError: an unknown scheme or hyper-parameter (with close matches and the full list), or a bad value.
     """
-    return SCHEMES.make(name, hyper, num_heads=num_heads, head_dim=head_dim, model_dim=model_dim, rngs=rngs)
+    scheme = SCHEMES.make(name, hyper, num_heads=num_heads, head_dim=head_dim, model_dim=model_dim, rngs=rngs)
+    if temperature is not None and type(temperature) is not Temperature:  # which would multiply by 1
+        scheme.temperature = temperature
+        scheme.relative = scheme.relative and temperature.relative
+    return scheme

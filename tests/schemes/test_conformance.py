@@ -13,7 +13,7 @@ class Toy(Scheme):
     """Mixes content and position, as only the `logits` hook can: a query chooses how much it minds the distance."""
     relative = True
 
-    def logits(self, q, k, q_positions, k_positions, *, visible, scale):
+    def logits(self, q, k, q_positions, k_positions, *, visible, scale, features):
         logits = scale * jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
         minds = jnp.abs(q[..., 0]).astype(jnp.float32).transpose(0, 2, 1)[..., None]
         distance = jnp.abs(distances(q_positions, k_positions)).astype(jnp.float32)
