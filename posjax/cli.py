@@ -1,4 +1,4 @@
-"""The command line: posjax train | eval | sweep | report | list.
+"""The command line: posjax train | eval | sweep | report | inspect | list.
 
 Arguments are read before anything heavy is imported. A user's mistake ends in one line and exit code 2.
 """
@@ -11,7 +11,7 @@ import sys
 from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
-COMMANDS = ("train", "eval", "sweep", "report", "list")
+COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list")
 LISTED = ("schemes", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
@@ -47,7 +47,7 @@ def fail(message, code):
 
 
 def parse(argv):
-    """The arguments, and the config overrides as `{"train.steps": "500"}`."""
+    """The arguments, and the config overrides as `{"train.steps": "500"}`; those of `inspect` are of a scheme: `{"base": "500"}`."""
     parser = make_parser()
     rest, overrides = [], {}
     words = iter(argv)
@@ -64,6 +64,8 @@ def parse(argv):
     if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
         raise mistyped("command", rest[0], COMMANDS)
     arguments, unknown = parser.parse_known_args(rest)
+    if unknown and arguments.command is inspect_command:
+        overrides, unknown = hyper_words(unknown), []
     if unknown:
         options = sorted(arguments.parser._option_string_actions)
         options += ["--config.KEY"] if hasattr(arguments, "config") else []
@@ -72,7 +74,7 @@ def parse(argv):
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint} Known: {', '.join(options)}.")
     if getattr(arguments, "config", "given") is None:  # not `required`: argparse would say so before naming a typo
         raise UserError("--config=FILE is missing, as --config=configs/copy.py:rope.")
-    if overrides and not hasattr(arguments, "config"):
+    if overrides and not hasattr(arguments, "config") and arguments.command is not inspect_command:
         raise UserError(f"--config.{next(iter(overrides))} is only for train and sweep.")
     return arguments, overrides
 
@@ -121,6 +123,18 @@ def make_parser():
     report.add_argument("--out", default="report.html", help="the HTML file (default report.html)")
     report.add_argument("--figure", help="also write the extrapolation figure to this PNG file")
     report.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+    inspect = add("inspect", inspect_command, "Draw one positional scheme, with its numbers as CSV beside the figure.",
+                  epilog="Hyper-parameters of the scheme: --KEY=VALUE, as --base=500000.", usage="%(prog)s SCHEME [--KEY=VALUE ...]")
+    inspect.add_argument("scheme", metavar="SCHEME", help="a name, or a run directory: its scheme as it was trained")
+    inspect.add_argument("--num_heads", type=int, help="of a named scheme (default 8)")
+    inspect.add_argument("--head_dim", type=int, help="channels a head (default 64)")
+    inspect.add_argument("--train_length", type=int, help="tokens of a training sequence (default: the scheme's or run's, else 512)")
+    inspect.add_argument("--length", type=int, help="tokens of the longest sequence (default: 8 times the training length)")
+    inspect.add_argument("--head", type=int, default=0, help="of the map (default 0)")
+    inspect.add_argument("--seed", type=int, help="of what is learned, or of the run (default: 0, or the run's first)")
+    inspect.add_argument("--out", help="the PNG file (default inspect_SCHEME.png); the numbers are written beside it")
+    imports(inspect)
 
     listing = add("list", list_command, "List what there is.")
     listing.add_argument("what", help=", ".join(LISTED))
@@ -208,6 +222,29 @@ def print_tables(paths, *, markdown=False):
     from posjax.report.words import sections
     for _, summaries in sections(find_runs(paths)):
         print(markdown_table(summaries) if markdown else text_table(summaries))
+
+
+def hyper_words(words):
+    """`{"base": "500"}` of `--base=500`."""
+    hyper = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key.startswith("--"):
+            raise UserError(f"Unknown argument {word!r}. Hyper-parameters are given as --KEY=VALUE.")
+        if not equals:
+            raise UserError(f"{key} needs a value: {key}=VALUE.")
+        hyper[key.removeprefix("--")] = value
+    return hyper
+
+
+def inspect_command(arguments, hyper):
+    from posjax import config as configs
+    from posjax.inspection.command import inspect_to_files
+    configs.import_modules(arguments.imports)
+    names = ("num_heads", "head_dim", "seed", "train_length", "length", "head", "out")
+    figure, numbers = inspect_to_files(arguments.scheme, hyper, options=names, **{name: getattr(arguments, name) for name in names})
+    print(f"Figure: {figure}")
+    print(f"Numbers: {numbers}")
 
 
 def list_command(arguments, _):

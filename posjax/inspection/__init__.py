@@ -1,0 +1,1 @@
+"""Seeing one positional scheme: its numbers (`panels`), the figure (`draw`), the files (`command`)."""
