@@ -12,7 +12,7 @@ from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
 COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list")
-LISTED = ("schemes", "tasks", "policies", "configs")
+LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
 
@@ -47,7 +47,7 @@ def fail(message, code):
 
 
 def parse(argv):
-    """The arguments, and the config overrides as `{"train.steps": "500"}`; those of `inspect` are of a scheme: `{"base": "500"}`."""
+    """The arguments, and the overrides: of a config, as `{"train.steps": "500"}`; with `inspect`, of a scheme."""
     parser = make_parser()
     rest, overrides = [], {}
     words = iter(argv)
@@ -124,14 +124,15 @@ def make_parser():
     report.add_argument("--figure", help="also write the extrapolation figure to this PNG file")
     report.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
-    inspect = add("inspect", inspect_command, "Draw one positional scheme, with its numbers as CSV beside the figure.",
-                  epilog="Hyper-parameters of the scheme: --KEY=VALUE, as --base=500000.", usage="%(prog)s SCHEME [--KEY=VALUE ...]")
+    inspect = add("inspect", inspect_command, "Draw one positional scheme; its numbers as CSV beside the figure.",
+                  epilog="The scheme's hyper-parameters are set with --KEY=VALUE, as --base=500000.")
     inspect.add_argument("scheme", metavar="SCHEME", help="a name, or a run directory: its scheme as it was trained")
     inspect.add_argument("--num_heads", type=int, help="of a named scheme (default 8)")
     inspect.add_argument("--head_dim", type=int, help="channels a head (default 64)")
-    inspect.add_argument("--train_length", type=int, help="tokens of a training sequence (default: the scheme's or run's, else 512)")
-    inspect.add_argument("--length", type=int, help="tokens of the longest sequence (default: 8 times the training length)")
+    inspect.add_argument("--train_length", type=int, help="trained tokens (default: the scheme's or the run's, else 512)")
+    inspect.add_argument("--length", type=int, help="tokens to look at (default: 8 times train_length)")
     inspect.add_argument("--head", type=int, default=0, help="of the map (default 0)")
+    inspect.add_argument("--layer", type=int, help="of a run (default 0)")
     inspect.add_argument("--seed", type=int, help="of what is learned, or of the run (default: 0, or the run's first)")
     inspect.add_argument("--out", help="the PNG file (default inspect_SCHEME.png); the numbers are written beside it")
     imports(inspect)
@@ -241,8 +242,9 @@ def inspect_command(arguments, hyper):
     from posjax import config as configs
     from posjax.inspection.command import inspect_to_files
     configs.import_modules(arguments.imports)
-    names = ("num_heads", "head_dim", "seed", "train_length", "length", "head", "out")
-    figure, numbers = inspect_to_files(arguments.scheme, hyper, options=names, **{name: getattr(arguments, name) for name in names})
+    names = ("num_heads", "head_dim", "layer", "seed", "train_length", "length", "head", "out")
+    options = {name: getattr(arguments, name) for name in names}
+    figure, numbers = inspect_to_files(arguments.scheme, hyper, **options)
     print(f"Figure: {figure}")
     print(f"Numbers: {numbers}")
 

@@ -242,8 +242,8 @@ def _wavelengths(view):
             label += f", amplitude {amplitude:.6g}"
         waves = wavelengths(one)
         series.append(Series(label, np.arange(waves.size), waves, before=is_before))
-    return Panel("wavelengths", "Wavelengths: positions to a whole turn of each pair", "pair of channels", "wavelength, positions",
-                 "pair", tuple(series))
+    return Panel("wavelengths", "Wavelengths: positions to a whole turn of each pair", "pair of channels",
+                 "wavelength, positions", "pair", tuple(series))
 
 
 def wavelengths(rotary):
