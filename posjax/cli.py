@@ -64,9 +64,8 @@ def parse(argv):
     if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
         raise mistyped("command", rest[0], COMMANDS)
     arguments, unknown = parser.parse_known_args(rest)
-    if unknown and arguments.command is inspect_command:
-        overrides, unknown = hyper_words(unknown), []
-    if unknown:
+    hyper = arguments.command is inspect_command
+    if unknown and not hyper:
         options = sorted(arguments.parser._option_string_actions)
         options += ["--config.KEY"] if hasattr(arguments, "config") else []
         close = difflib.get_close_matches(unknown[0].split("=")[0].split(".")[0], options, n=1)
@@ -74,9 +73,9 @@ def parse(argv):
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint} Known: {', '.join(options)}.")
     if getattr(arguments, "config", "given") is None:  # not `required`: argparse would say so before naming a typo
         raise UserError("--config=FILE is missing, as --config=configs/copy.py:rope.")
-    if overrides and not hasattr(arguments, "config") and arguments.command is not inspect_command:
+    if overrides and not hasattr(arguments, "config"):
         raise UserError(f"--config.{next(iter(overrides))} is only for train and sweep.")
-    return arguments, overrides
+    return arguments, hyper_words(unknown) if hyper else overrides
 
 
 class Parser(argparse.ArgumentParser):
