@@ -129,11 +129,11 @@ def spaced(last):
 
 
 def _over_distance(view, values):
-    """Series of `values(query, distances)`: `[N]`, or `[H, N]`, or a pair of such with the spread."""
+    """Series of `values(q_positions, k_positions)`, int32 `[1]` and `[N]`: `[N]`, or `[H, N]`, or a pair with the spread."""
     for query in view.queries:
         every = spaced(view.length - 1)  # the same ones for each query, so that an undersampled wave looks the same
         distances = np.unique(np.r_[every[every <= query], np.int32(query)])
-        y = values(query, distances)
+        y = values(np.array([query], np.int32), query - distances)
         y, spread = (np.asarray(part, np.float64) for part in y) if isinstance(y, tuple) else (np.asarray(y, np.float64), None)
         yield from _of_heads(distances, y, spread=spread, query=query if len(view.queries) > 1 else None)
 
@@ -152,9 +152,10 @@ def _bias(view):
     if bias is None:
         return None
 
-    def values(query, distances):
-        block = bias.block(jnp.array([query], jnp.int32), jnp.asarray(query - distances))
-        return np.broadcast_to(block, (view.scheme.num_heads, 1, distances.size))[:, 0]
+    @jax.jit
+    def values(q_positions, k_positions):
+        block = bias.block(q_positions, k_positions)
+        return jnp.broadcast_to(block, (view.scheme.num_heads, 1, k_positions.size))[:, 0]
     return Panel("bias", "Bias of each head", "distance", "added to the logit", "distance", tuple(_over_distance(view, values)))
 
 
@@ -163,9 +164,10 @@ def _score(view):
     if scheme.logits is not None or not (view.overrides("rotate") or isinstance(scheme.rotary(), Rotary)):
         return None
 
-    def score(rotate, query, distances):
-        ones = [jnp.ones((1, n, scheme.num_heads, scheme.head_dim), jnp.float32) for n in (1, distances.size)]
-        q, k = rotate(*ones, jnp.array([query], jnp.int32), jnp.asarray(query - distances))
+    @functools.partial(jax.jit, static_argnums=0)
+    def score(rotate, q_positions, k_positions):
+        ones = [jnp.ones((1, p.size, scheme.num_heads, scheme.head_dim), jnp.float32) for p in (q_positions, k_positions)]
+        q, k = rotate(*ones, q_positions, k_positions)
         return jnp.einsum("bqhd,bkhd->hk", q, k, precision="highest") / scheme.head_dim
     series = list(_over_distance(view, functools.partial(score, scheme.rotate)))
     if (before := _before(scheme)) is not None:
@@ -175,7 +177,7 @@ def _score(view):
 
         def rotate_before(q, k, q_positions, k_positions):
             return apply_rotary(q, q_positions, before), apply_rotary(k, k_positions, before)
-        y = np.asarray(score(rotate_before, view.length - 1, distances), np.float64)[0]
+        y = np.asarray(score(rotate_before, np.array([view.length - 1], np.int32), view.length - 1 - distances), np.float64)[0]
         series.insert(0, Series("before the extension", distances, y, before=True))
     # The trace of a rotation, which is its mean over directions, is also the score of a vector of ones.
     title = ("Score of q = k, all channels 1" if view.overrides("rotate")
@@ -188,16 +190,17 @@ def _content(view):
     if scheme.logits is None:
         return None
 
-    def values(query, distances):
+    def values(q_positions, k_positions):
         @jax.jit
         def draw(key):
+            n = q_positions[0] + 1  # all keys up to the query: what lies between may matter
             keys = jax.random.split(key, 3)
-            q, k = (jax.random.normal(key, (1, n, scheme.num_heads, scheme.head_dim)) for key, n in zip(keys, (1, query + 1)))
-            features = scheme.features(jax.random.normal(keys[2], (1, query + 1, scheme.model_dim)))
-            positions = jnp.arange(query + 1, dtype=jnp.int32)
+            q, k = (jax.random.normal(key, (1, n, scheme.num_heads, scheme.head_dim)) for key, n in zip(keys, (1, n)))
+            features = scheme.features(jax.random.normal(keys[2], (1, n, scheme.model_dim)))
+            positions = jnp.arange(n, dtype=jnp.int32)
             own = _content_logits(scheme, q, k, positions[-1:], positions, features)
             plain = _scale(scheme) * jnp.einsum("bqhd,bkhd->bhqk", q, k, precision="highest")
-            return (own - plain)[0, :, 0][:, query - distances]
+            return (own - plain)[0, :, 0][:, k_positions]
         draws = np.stack([np.asarray(draw(key), np.float64) for key in jax.random.split(jax.random.key(0), DRAWS)])
         return draws.mean(0), draws.std(0)
     title = f"What position adds to the logit, over {DRAWS} random q, k, inputs"
@@ -208,8 +211,8 @@ def _embedding(view):
     if not view.overrides("embed"):
         return None
 
-    def values(query, distances):
-        vectors = _added(view.scheme, np.r_[query, query - distances])
+    def values(q_positions, k_positions):
+        vectors = _added(view.scheme, np.r_[q_positions, k_positions])
         return vectors[1:] @ vectors[0]
     return Panel("embedding", "Inner product of what two positions add to the embedding", "distance", "inner product", "distance",
                  tuple(_over_distance(view, values)))
@@ -220,7 +223,7 @@ def _temperature(view):
     if scheme.temperature is None:
         return None
     positions = spaced(view.length - 1)
-    factor = np.asarray(scheme.temperature.factor(jnp.asarray(positions)[None]), np.float64)[0].T
+    factor = np.asarray(jax.jit(scheme.temperature.factor)(positions[None]), np.float64)[0].T
     return Panel("temperature", "Temperature", "position of the query", "factor on the logits", "position",
                  tuple(_of_heads(positions, factor)))
 
@@ -265,15 +268,17 @@ def _map(view):
     if view.overrides("embed") and not (scheme.logits is not None or scheme.bias() is not None or view.overrides("rotate")
                                         or scheme.rotary() is not None):
         return None  # position is not in the logits themselves
-    n = _map_tokens(view)
-    q = jnp.ones((1, n, scheme.num_heads, scheme.head_dim), jnp.float32)
-    positions = jnp.arange(n, dtype=jnp.int32)
-    logits = _content_logits(scheme, q, q, positions, positions, scheme.features(jnp.ones((1, n, scheme.model_dim))))
-    if scheme.temperature is not None:
-        logits *= scheme.temperature.factor(positions[None]).transpose(0, 2, 1)[..., None]
-    logits = np.asarray(logits)[0]
-    if (bias := scheme.bias()) is not None:
-        logits = logits + np.asarray(bias.block(positions, positions))
+
+    @jax.jit
+    def values(positions):
+        q = jnp.ones((1, positions.size, scheme.num_heads, scheme.head_dim), jnp.float32)
+        features = scheme.features(jnp.ones((1, positions.size, scheme.model_dim), jnp.float32))
+        logits = _content_logits(scheme, q, q, positions, positions, features)
+        if scheme.temperature is not None:
+            logits *= scheme.temperature.factor(positions[None]).transpose(0, 2, 1)[..., None]
+        bias = scheme.bias()
+        return logits[0] if bias is None else logits[0] + bias.block(positions, positions)
+    logits = np.asarray(values(np.arange(_map_tokens(view), dtype=np.int32)))
     return _rows("map", f"Logits of head {view.head} where all tokens are alike (q = k = 1)", "logit", logits[view.head])
 
 
@@ -305,7 +310,7 @@ def _scale(scheme):
 def _added(scheme, positions):
     """What positions `[T]` add to an embedding, float64 `[T, D]`."""
     x = jnp.zeros((1, positions.size, scheme.model_dim), jnp.float32)
-    return np.asarray(scheme.embed(x, jnp.asarray(positions, jnp.int32)), np.float64)[0]
+    return np.asarray(jax.jit(scheme.embed)(x, positions.astype(np.int32)), np.float64)[0]
 
 
 def _before(scheme):
