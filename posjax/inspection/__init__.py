@@ -1,1 +1,1 @@
-"""Seeing one positional scheme: its numbers (`panels`), the figure (`draw`), the files (`command`)."""
+"""Seeing one positional scheme: its numbers (`panels`, as `data`), the figure (`draw`), the files (`command`)."""

@@ -7,59 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from posjax.errors import UserError
+from posjax.inspection.data import Inspection, Panel, Series
 from posjax.ops.rotary import Rotary, apply_rotary
 from posjax.schemes.base import Scheme
 
 DRAWS = 64  # of random queries, keys and inputs, where content and position mix
 MAP_TOKENS = 64
 _CURVE_POINTS = 512
-
-
-@dataclasses.dataclass(frozen=True)
-class Series:
-    """One line of a panel, or one row of a map.
-
-    Attributes:
-      label: what it is, unique in its panel.
-      x, y: float64 `[N]`, except that `x` holds integers.
-      head: the head, from 0; None where all heads agree or there is none.
-      query: position of the query, where that matters; else None.
-      spread: standard deviation of `y` over random content, float64 `[N]`; None where `y` is no mean.
-      before: whether it shows the scheme as it was before an extension of the context.
-    """
-    label: str
-    x: np.ndarray
-    y: np.ndarray
-    head: int | None = None
-    query: int | None = None
-    spread: np.ndarray | None = None
-    before: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """What belongs in one coordinate system.
-
-    Attributes:
-      name: "bias", "score", "content", "embedding", "temperature", "wavelengths", "embedding_map" or "map".
-      title, x_label, y_label: for people.
-      x_axis: "distance", "position", "pair" or "key".
-      series: `Series`.
-    """
-    name: str
-    title: str
-    x_label: str
-    y_label: str
-    x_axis: str
-    series: tuple
-
-
-@dataclasses.dataclass(frozen=True)
-class Inspection:
-    """The panels that apply to a scheme, and the lengths that they were made for."""
-    train_length: int
-    length: int
-    panels: tuple
 
 
 def inspect(scheme, *, train_length=None, length=None, head=0):
