@@ -57,7 +57,7 @@ class FIRE(Scheme):
       seen all fractions up to 1, and the bias of a given distance changes as the query moves on. Nothing clamps.
 
     Where implementations differ:
-      The paper feeds real positions; McLeish et al. train on random ones (the policy randomised, random_offset). Their
+      The paper feeds real positions; McLeish et al. train on random ones (the policies randomised, random_offset). Their
       1e-6 in the divisor is kept, without which c = 0 has a NaN for gradient. The query's position counts from 0, as
       theirs, so a shift, as by left padding without its own positions, changes the result.
     """

@@ -26,9 +26,13 @@ class ScaledRoPE(RoPE):
       factor: how many times the original context is wanted; 1 is no extension.
       original_max_position_embeddings: tokens that the model was trained with.
       ramp: of yarn: "index" (all checkpoints) or "rotations" (the paper).
-      beta_fast, beta_slow, truncate, attention_factor, mscale, mscale_all_dim: of yarn; the betas of ntk_by_parts too.
-      low_freq_factor, high_freq_factor: of llama3.
-      short_factor, long_factor: of longrope, a number for each pair; `attention_factor` is its amplitude.
+      beta_fast, beta_slow: of yarn and ntk_by_parts: pairs that turn more often in the original length are kept (None for 32),
+        pairs that turn less are divided by the factor (None for 1).
+      truncate: of yarn: whether the bounds of the ramp are rounded outwards, to whole pairs (None for True).
+      attention_factor: of yarn and longrope: the amplitude; None for yarn's `0.1 ln(factor) + 1`, or longrope's own.
+      mscale, mscale_all_dim: of yarn, together: the amplitude is the ratio of `0.1 mscale ln(factor) + 1` of both.
+      low_freq_factor, high_freq_factor: of llama3: as beta_slow and beta_fast, without defaults.
+      short_factor, long_factor: of longrope: divisors, one for each pair, up to the original length and beyond it.
 
     Training and evaluation:
       "linear", "ntk", "ntk_by_parts", "yarn" and "llama3" rotate alike at every length, so also short sequences as scaled.
