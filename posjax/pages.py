@@ -90,7 +90,8 @@ def _index():
     rows = [row | {"name": f"[{row['name']}]({row['name']}.md)"} for row in listing.table("schemes")]
     return "\n".join([
         NOTE, "# Positional schemes\n",
-        f"Parameters are those of {_decoder()}; T is the number of tokens, D the width, Dh the channels a head, H the heads.\n",
+        f"Parameters are those of {_decoder()}; T is the number of tokens, D the width, d or Dh the channels a "
+        "head, H the heads.\n",
         listing.markdown(rows) + "\n",
         "Any of them takes a temperature, a factor on the logits by position (`posjax list temperatures`); blocks of a decoder "
         "can have\ndifferent schemes (`layers` in a config); and positions come from a policy (`posjax list policies`).\n"])

@@ -109,7 +109,7 @@ class T5(Scheme):
 
     Training and evaluation:
       Clamps: all distances from the start of the last bucket (113 by default) share one bias, at any length. A bucket that
-      no trained distance reaches keeps its random start: training on 33 tokens reaches bucket 21 of 31.
+      no trained distance reaches keeps its random start, but for weight decay: 33 training tokens reach bucket 21 of 31.
 
     Where implementations differ:
       T5 itself does not divide `q.k` (`scaled=False`); x-transformers and GPT-NeoX multiply the bias by a scale of their own,
