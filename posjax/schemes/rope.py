@@ -24,10 +24,10 @@ class RoPE(Scheme):
       where float32 is off by 3e-2 at a million.
 
     Where implementations differ:
-      Pairs: half-split in Llama and NeoX checkpoints (the default), interleaved in the paper, GPT-J and Meta's own code.
-      A part of the head: the frequencies of GPT-NeoX and Phi are those of r channels, as here; those of p_rope are of the
-      whole head, though Hugging Face calls both `partial_rotary_factor`, and its plain Llama ignores the key. Angles made
-      in the dtype of the model are wrong (bfloat16 takes position 257 for 256); here that dtype has no say.
+      - Pairs: half-split in Llama and NeoX checkpoints (the default), interleaved in the paper, GPT-J and Meta's own code.
+      - A part of the head: the frequencies of GPT-NeoX and Phi are those of r channels, as here; those of p_rope are of the
+        whole head, though Hugging Face calls both `partial_rotary_factor`, and its plain Llama ignores the key.
+      - Angles made in the dtype of the model are wrong (bfloat16 takes position 257 for 256); here that dtype has no say.
     """
     formula = "pair k of q and k turns by p * base^(-2k/r), r = fraction * Dh"
     reference = "Su et al. 2021, arXiv 2104.09864"
