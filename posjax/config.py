@@ -11,6 +11,7 @@ import traceback
 
 from ml_collections import ConfigDict
 
+from posjax import nested
 from posjax.errors import UserError, unknown
 
 # The parts of a config that name a registered thing: its hyper-parameters stand beside the name.
@@ -151,7 +152,7 @@ def get(config, key):
 
 def to_flat(config):
     """The config as `{"train.steps": 1500, ...}`."""
-    return flatten(config.to_dict())
+    return nested.flatten(config.to_dict())
 
 
 def to_json(config):
@@ -171,7 +172,7 @@ def from_json(data):
 
 def flatten(overrides):
     """Nested keys as flat ones; `scheme="alibi"` as `scheme.name`."""
-    flat = _flatten(overrides)
+    flat = nested.flatten(overrides)
     return {f"{key}.name" if key in _NAMED and isinstance(value, str) else key: value for key, value in flat.items()}
 
 
@@ -247,16 +248,6 @@ def _import_file(file):
     sys.modules[name] = module
     run_file(file, spec.loader.exec_module, module)
     return module
-
-
-def _flatten(nested, prefix=""):
-    flat = {}
-    for key, value in nested.items():
-        if isinstance(value, (dict, ConfigDict)):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _set(config, key, value):

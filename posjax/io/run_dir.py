@@ -17,6 +17,7 @@ from typing import Self
 
 from posjax.errors import UserError
 from posjax.io import jsonl
+from posjax.nested import flatten
 
 
 class RunDir:
@@ -172,20 +173,10 @@ def _check(path: Path, config: dict) -> None:
 
 
 def _differences(there: dict, here: dict) -> list[str]:
-    there, here = _flatten(there), _flatten(here)
+    # As JSON text, in which a tuple equals the list read back, and NaN equals NaN.
+    there, here = ({key: jsonl.dumps(value) for key, value in flatten(config).items()} for config in (there, here))
     keys = sorted(key for key in there.keys() | here.keys() if there.get(key) != here.get(key))
     return [f"{key} is {there.get(key, 'absent')} there, {here.get(key, 'absent')} here" for key in keys]
-
-
-def _flatten(config: dict, prefix: str = "") -> dict[str, str]:
-    """Dotted keys to JSON text: in it a tuple equals the list read back, and NaN equals NaN."""
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = jsonl.dumps(value)
-    return flat
 
 
 def _lock(lock_path: Path) -> int:

@@ -2,19 +2,9 @@
 import json
 
 from posjax.eval.statistics import setting, summarize
+from posjax.nested import flatten
 
 GOOD, FAILED = 0.9, 0.05
-
-
-def flatten(config, prefix=""):
-    """{"train.steps": 1500, ...} of a nested config."""
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def task_key(record):

@@ -4,7 +4,8 @@ import math
 import pytest
 
 from posjax.errors import UserError
-from posjax.eval.statistics import Estimate, summarize, t_quantile
+from posjax.eval.estimates import Estimate, t_quantile
+from posjax.eval.statistics import summarize
 
 CONFIG = {"scheme": {"name": "rope"}, "task": {"name": "copy"},
           "train": {"steps": 100, "lengths": {"min": 1, "max": 16}}, "eval": {"fit_threshold": 0.95}}

@@ -1,6 +1,7 @@
 from made_up_runs import config, curves
 
-from posjax.eval.statistics import EffectiveLength, summarize
+from posjax.eval.estimates import EffectiveLength
+from posjax.eval.statistics import summarize
 from posjax.report import words
 from posjax.report.records import RunRecord
 
