@@ -174,6 +174,7 @@ def use_cpu_devices(num_seeds):
 
 def eval_command(arguments, _):
     from posjax import runs
+    from posjax.report.records import find_runs
     if arguments.lengths is None:
         raise UserError("--lengths is missing, as --lengths=64,128,256.")
     try:
@@ -186,7 +187,7 @@ def eval_command(arguments, _):
     print(f"{len(rows)} records added to {run.path / 'evals.jsonl'}.")
     for status in sorted({row["status"] for row in rows} - {"ok"}):
         print(f"Length {', '.join(sorted({str(row['length']) for row in rows if row['status'] == status}, key=int))}: {status}.")
-    print_tables([arguments.run])
+    print_tables(find_runs([arguments.run]))
 
 
 def sweep_command(arguments, overrides):
@@ -197,16 +198,17 @@ def sweep_command(arguments, overrides):
 
 def report_command(arguments, _):
     from posjax.report.figure import extrapolation_figure
-    from posjax.report.html import write_report
+    from posjax.report.html import write_page
     from posjax.report.records import find_runs
     from posjax.report.words import sections
     if arguments.figure and not arguments.figure.endswith(".png"):
         raise UserError(f"--figure={arguments.figure} is a PNG file; its name must end in .png.")
-    path = write_report(arguments.runs, arguments.out)
-    print_tables(arguments.runs, markdown=arguments.markdown)
+    records = find_runs(arguments.runs)
+    path = write_page(records, arguments.out)
+    print_tables(records, markdown=arguments.markdown)
     print(f"Report: {path}")
     if arguments.figure:
-        groups = sections(find_runs(arguments.runs))
+        groups = sections(records)
         if len(groups) > 1:
             raise UserError(f"--figure draws one task with one range of training lengths; there are {len(groups)}.")
         try:
@@ -217,11 +219,10 @@ def report_command(arguments, _):
         print(f"Figure: {arguments.figure}")
 
 
-def print_tables(paths, *, markdown=False):
-    from posjax.report.records import find_runs
+def print_tables(records, *, markdown=False):
     from posjax.report.table import markdown_table, text_table
     from posjax.report.words import sections
-    for _, summaries in sections(find_runs(paths)):
+    for _, summaries in sections(records):
         print(markdown_table(summaries) if markdown else text_table(summaries))
 
 

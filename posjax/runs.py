@@ -63,7 +63,7 @@ class Run:
     def summary(self):
         """The result over seeds, a `posjax.eval.statistics.Summary`."""
         from posjax.eval.statistics import summarize
-        return summarize(self.evals(), self._records.config, finished=self.done is not None)
+        return summarize(self.evals(), self._records.config, finished=self.done is not None, failed=self._records.failed)
 
     def params(self):
         """`(step, params)` of the latest checkpoint; every leaf has a leading axis over seeds."""

@@ -31,11 +31,14 @@ class Job:
     config: object
 
     def state(self):
-        """finished, interrupted (some steps are done), or new."""
+        """finished, failed (it diverged, and would start from its last checkpoint), interrupted (some steps are done), or new."""
         if not (self.path / "config.json").exists():
             return "new"
-        if RunDir.open(self.path).done is not None:
+        run = RunDir.open(self.path)
+        if run.done is not None:
             return "finished"
+        if failed := run.failed:
+            return f"failed: {failed['reason'].partition('. ')[0]}"
         return f"interrupted at step {self.step()}"
 
     def step(self):

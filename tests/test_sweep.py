@@ -111,7 +111,8 @@ def test_a_failed_run_stops_the_sweep_unless_told_to_go_on(spec, tmp_path, capfd
     assert main(words) == 1
     out, err = capfd.readouterr()
     assert "0 of 3 runs are finished" in out and "FAILED copy-rope-" in err and "not finite" in err and "Traceback" not in err
-    assert states(f"{spec}:bad_first", tmp_path)[1:] == ["new", "new"]
+    failed, *others = states(f"{spec}:bad_first", tmp_path)
+    assert failed.startswith("failed: ") and "not finite" in failed and others == ["new", "new"]
 
     assert main([*words, "--jobs=2", "--keep_going"]) == 1
     out, err = capfd.readouterr()

@@ -54,6 +54,11 @@ class Summary:
     num_examples: tuple       # the distinct numbers of examples a row, ascending
 
     @property
+    def absence(self):
+        """"unfinished" or "failed" of a run without a final result, None of one that is finished."""
+        return self.unfinished and self.unfinished.partition(":")[0]
+
+    @property
     def did_not_fit(self):
         return bool(self.seeds) and not self.fit
 
@@ -138,7 +143,7 @@ def effective_length(curve, threshold):
     return reached, bool(curve)
 
 
-def summarize(rows, config, *, label=None, finished=True):
+def summarize(rows, config, *, label=None, finished=True, failed=None):
     """The result of a run from its evaluation rows.
 
     Args:
@@ -146,6 +151,7 @@ def summarize(rows, config, *, label=None, finished=True):
       config: the resolved config, nested dicts.
       label: what it is called beside others; the scheme's name if not given.
       finished: whether the run says that it is done.
+      failed: the record of a run that diverged (see `RunDir.failed`), or None.
 
     Returns:
       a `Summary`. A run whose last evaluation is not that of its last step counts as unfinished whatever it says.
@@ -156,7 +162,9 @@ def summarize(rows, config, *, label=None, finished=True):
     train_min, train_max = setting(config, "train.lengths.min"), setting(config, "train.lengths.max")
     threshold = setting(config, "eval.fit_threshold")
     unfinished = None
-    if step is None:
+    if failed:
+        unfinished = f"failed: {failed['reason'].rstrip('.')}"
+    elif step is None:
         unfinished = "unfinished: no evaluation yet"
     elif step < steps or not finished:
         unfinished = f"unfinished: last evaluation at step {step} of {steps}" + (", not complete" if step >= steps else "")

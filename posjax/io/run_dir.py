@@ -6,6 +6,7 @@
     evals.jsonl         one line for each (step, seed, length, condition)
     tensorboard/  checkpoints/
     DONE                a JSON summary; there when the run is finished
+    FAILED              a JSON record of why it diverged (step, seeds, reason); there until it is finished after all
     lock                held by the process that writes
 
 One process writes at a time; anybody may read at any time. See `posjax.io.jsonl` for how numbers are written.
@@ -93,6 +94,17 @@ class RunDir:
         path = self.path / "DONE"
         return jsonl.read_json(path) if path.exists() else None
 
+    @property
+    def failed(self) -> dict | None:
+        """Why the run stopped with numbers that are not finite, None where it did not, or has finished since."""
+        path = self.path / "FAILED"
+        if not path.exists() or self.done is not None:
+            return None
+        record = jsonl.read_json(path)
+        if missing := {"step", "seeds", "reason"} - record.keys():
+            raise UserError(f"{path} has no {', '.join(sorted(missing))}.")
+        return record
+
     def metrics(self) -> list[dict]:
         """The records of training, one a logged chunk, in the order written."""
         return jsonl.read_lines(self.path / "metrics.jsonl")
@@ -133,9 +145,15 @@ class RunDir:
                 jsonl.replace(path, b"".join(kept))
 
     def finish(self, summary: dict) -> None:
-        """Marks the run as finished."""
+        """Marks the run as finished, whatever happened before."""
         self._check_writable()
         jsonl.write_json(self.path / "DONE", summary)
+        (self.path / "FAILED").unlink(missing_ok=True)
+
+    def fail(self, step: int, seeds: list[int], reason: str) -> None:
+        """Records that the run diverged; its checkpoints stay, and it may go on from the last."""
+        self._check_writable()
+        jsonl.write_json(self.path / "FAILED", {"step": step, "seeds": seeds, "reason": reason})
 
     def close(self) -> None:
         """Gives the lock back. Reading still works."""

@@ -29,7 +29,7 @@ The effective length at 0.9 (0.5) is the longest evaluated length at which, and 
 exact match is at least 0.9 (0.5). “≥” means that even the longest evaluated length passes. It can only be a length
 that was evaluated. Where a task has conditions (such as a depth), curves are averaged over them.
 
-A run without its final evaluation is named as unfinished and takes no part in the comparison.
+A run without its final evaluation is named as unfinished, or as failed, and takes no part in the comparison.
 """
 
 
@@ -43,10 +43,15 @@ def write_report(run_paths, out_path):
     Raises:
       UserError: no run, an unreadable one, or a place that cannot be written to.
     """
+    return write_page(find_runs(run_paths), out_path)
+
+
+def write_page(records, out_path):
+    """Writes the report on `RunRecord`s, as `write_report` does."""
     out = pathlib.Path(out_path)
     if out.is_dir():
         raise UserError(f"{out} is a folder; give the name of the HTML file to write.")
-    page = render(find_runs(run_paths))
+    page = render(records)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
 """Runs as plain data, read from their directories: all that a report is made from."""
 import dataclasses
 import pathlib
+import sys
 
 from posjax.errors import UserError
+from posjax.eval.statistics import summarize
 from posjax.io.run_dir import RunDir
 
 
@@ -17,6 +19,7 @@ class RunRecord:
       environment: versions, devices, the command that reproduces the run; empty if it was not written.
       metrics, evals: the lines of metrics.jsonl and evals.jsonl, in order.
       done: whether the run says that it is finished.
+      failed: the record of a run that diverged, or None.
     """
     name: str
     path: pathlib.Path
@@ -25,25 +28,38 @@ class RunRecord:
     metrics: list
     evals: list
     done: bool
+    failed: dict | None = None
 
     @classmethod
     def load(cls, path, name=None):
-        """Reads the run directory `path`; `UserError` if it is not one."""
+        """Reads the run directory `path`; `UserError` if it is not one, or is damaged."""
         run = RunDir.open(path)
-        return cls(name=name or run.path.resolve().name, path=run.path, config=run.config, environment=run.environment,
-                   metrics=run.metrics(), evals=run.evals(), done=run.done is not None)
+        record = cls(name=name or run.path.resolve().name, path=run.path, config=run.config, environment=run.environment,
+                     metrics=run.metrics(), evals=run.evals(), done=run.done is not None, failed=run.failed)
+        try:  # what a page is made of, so that one bad run is told by its name
+            summarize(record.evals, record.config, finished=record.done)
+            for row in record.metrics:
+                float(row["step"]), [float(loss) for loss in row["loss"]]
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"The records of {path} are damaged: {type(error).__name__}: {error}") from error
+        return record
 
 
 def find_runs(paths):
     """All runs at `paths`: run directories, or folders that contain them at any depth (a sweep's).
 
+    A damaged run in a folder is named on standard error and left out.
+
     Returns:
       `RunRecord`s in the order of `paths`, sorted within a folder, each directory once.
 
     Raises:
-      UserError: a path that does not exist or holds no run.
+      UserError: a path that does not exist or holds no run, a damaged run that is itself among `paths`, or none but damaged
+        ones.
     """
-    found = {}
+    found, damaged = {}, []
     paths = [pathlib.Path(path) for path in paths]
     if not paths:
         raise UserError("No run was given; name run directories or folders that contain them.")
@@ -56,7 +72,19 @@ def find_runs(paths):
         for run in runs:
             name = run.relative_to(root).as_posix() if run != root else run.resolve().name
             found.setdefault(run.resolve(), (run, name))
-    return [RunRecord.load(run, name) for run, name in found.values()]
+    records, named = [], {path.resolve() for path in paths}
+    for place, (run, name) in found.items():
+        try:
+            records.append(RunRecord.load(run, name))
+        except UserError as error:
+            if place in named:
+                raise
+            damaged.append(error)
+    if not records:
+        raise damaged[0]
+    for error in damaged:
+        sys.stderr.write(f"posjax: Left out: {error}\n")
+    return records
 
 
 def walk(directory):

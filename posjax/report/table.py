@@ -41,7 +41,7 @@ def cell(summary, length, plus_minus):
 
 def effective_cell(summary):
     if summary.unfinished:
-        return "unfinished"
+        return summary.absence
     return "did not fit" if summary.did_not_fit else words.effective(summary.effective[words.GOOD], ascii_only=True)
 
 

@@ -67,7 +67,7 @@ def absent(reason):
 
 def effective_cell(summary, threshold):
     if summary.unfinished:
-        return absent("unfinished")
+        return absent(summary.absence)
     if summary.did_not_fit:
         return absent("did not fit")
     mean, _, seeds = words.effective(summary.effective[threshold]).partition(" (")

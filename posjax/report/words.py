@@ -42,7 +42,8 @@ def sections(records):
     groups = {}
     for record in records:
         groups.setdefault(task_key(record), []).append(record)
-    return [(group, [summarize(r.evals, r.config, label=label, finished=r.done) for r, label in zip(group, labels(group))])
+    return [(group, [summarize(r.evals, r.config, label=label, finished=r.done, failed=r.failed)
+                     for r, label in zip(group, labels(group))])
             for group in groups.values()]
 
 
@@ -144,7 +145,7 @@ def absences(summaries):
     for s in summaries:
         for reason in s.ends if s.has_result else ():
             lines.append(f"{s.label}: {reason} (length {spans([n for n, r in s.statuses.items() if r == reason], s.lengths)}).")
-    return lines + [f"{s.label} is {s.unfinished}." for s in summaries if s.unfinished]
+    return lines + [f"{s.label} {'has' if s.absence == 'failed' else 'is'} {s.unfinished}." for s in summaries if s.unfinished]
 
 
 def spans(lengths, evaluated):

@@ -24,7 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class Diverged(RuntimeError):
-    """A loss that is not finite. The message has the step, the seed and the last finite metrics."""
+    """A loss that is not finite. The message has the step, the seeds and the last finite metrics."""
+
+    def __init__(self, message, step, seeds):
+        super().__init__(message)
+        self.step, self.seeds = step, seeds
 
 
 def train(config, workdir, *, command=None, stream=None):
@@ -41,7 +45,7 @@ def train(config, workdir, *, command=None, stream=None):
 
     Raises:
       ValueError: a config that cannot work (nothing is written), or a directory that is in use or another run's.
-      Diverged: a loss is not finite.
+      Diverged: a loss is not finite. The directory then says so (FAILED); the same call starts from its last checkpoint.
       Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
     stream = stream or sys.stderr
@@ -55,7 +59,11 @@ def train(config, workdir, *, command=None, stream=None):
                 return run.path
             stream.write(f"{workdir} has lost {missing} records of its final evaluation, which is made again.\n")
         with Checkpoints(run.checkpoint_dir) as checkpoints:
-            _Training(experiment, run, checkpoints, command, stream).go()
+            try:
+                _Training(experiment, run, checkpoints, command, stream).go()
+            except Diverged as error:
+                run.fail(error.step, error.seeds, str(error))
+                raise
         return run.path
 
 
@@ -165,11 +173,10 @@ class _Training:
         if not finite.all():
             where = int(np.argmin(finite.all(0)))
             last = _metrics_text(values, step - count, where - 1) if where else self.last_finite
-            raise Diverged(f"The loss or its gradient is not finite at step {step - count + where + 1} "
-                           f"({self._seeds(~finite[:, where])}). Last finite metrics: {last}.")
+            raise self._diverged("The loss or its gradient is not finite at", step - count + where + 1, finite[:, where], last)
         if not (finite := np.asarray(metrics["finite"])).all():
-            raise Diverged(f"The parameters are not finite after step {step} ({self._seeds(~finite)}). "
-                           f"Last finite metrics: {_metrics_text(values, step - count, count - 1)}.")
+            last = _metrics_text(values, step - count, count - 1)
+            raise self._diverged("The parameters are not finite after", step, finite, last)
         tokens = len(self.experiment.seeds) * self.config.train.batch_size * self.experiment.train_tokens
         row = {
             "step": step, "seeds": list(self.experiment.seeds),
@@ -183,8 +190,9 @@ class _Training:
         self.last_finite = _metrics_text(values, step - count, count - 1)
         self.progress.update(step, float(values["loss"][:, -1].mean()))
 
-    def _seeds(self, chosen):
-        return f"seed {', '.join(str(seed) for seed, this in zip(self.experiment.seeds, chosen) if this)}"
+    def _diverged(self, what, step, finite, last):
+        seeds = [seed for seed, fine in zip(self.experiment.seeds, finite) if not fine]
+        return Diverged(f"{what} step {step} (seed {', '.join(map(str, seeds))}). Last finite metrics: {last}.", step, seeds)
 
     def _evaluate(self, num_examples):
         rows = self.evaluate(self.state["params"], self.seeds, self.step, self.config.eval.lengths, num_examples)

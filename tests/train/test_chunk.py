@@ -9,6 +9,7 @@ import tiny
 from posjax.experiment import Experiment
 from posjax.io.checkpoints import Checkpoints
 from posjax.io.run_dir import RunDir
+from posjax.runs import load_run
 from posjax.train import chunk as chunks
 from posjax.train import loop
 from posjax.train.replicas import replica_mesh, seeds_array
@@ -140,7 +141,8 @@ def spoil(monkeypatch):
     ("loss", 11, "not finite at step 12 (seed 1). Last finite metrics: step 11: loss "),
     ("params", 12, "parameters are not finite after step 12 (seed 1). Last finite metrics: step 12: loss "),
 ])
-def test_what_is_not_finite_stops_the_run_and_is_not_saved(tmp_path, spoil, place, chunk_steps, says):
+def test_what_is_not_finite_stops_the_run_which_starts_from_its_last_checkpoint(tmp_path, spoil, monkeypatch, place, chunk_steps,
+                                                                                says):
     spoil(place)
     config = tiny.config(**{"train.chunk_steps": chunk_steps, "train.checkpoint_every": 4, "eval.every": 0, "train.steps": 12})
     with pytest.raises(loop.Diverged) as caught, tiny.quick_compilation():
@@ -149,3 +151,11 @@ def test_what_is_not_finite_stops_the_run_and_is_not_saved(tmp_path, spoil, plac
     assert Checkpoints(tmp_path / "run/checkpoints").latest() == 8
     run = RunDir.open(tmp_path / "run")
     assert run.done is None and np.isfinite([row["loss"] for row in run.metrics()]).all()
+    assert run.failed == {"step": 12, "seeds": [1], "reason": str(caught.value)}
+    assert load_run(tmp_path / "run").summary().absence == "failed"
+
+    monkeypatch.undo()
+    with tiny.quick_compilation():
+        loop.train(config, tmp_path / "run", stream=(told := io.StringIO()))
+    assert "Resuming at step 8 of 12" in told.getvalue()
+    assert run.done["steps"] == 12 and run.failed is None and not (tmp_path / "run/FAILED").exists()
