@@ -1,4 +1,4 @@
-"""The command line: posjax train | eval | sweep | report | list.
+"""The command line: posjax train | eval | sweep | report | list | check-scheme.
 
 Arguments are read before anything heavy is imported. A user's mistake ends in one line and exit code 2.
 """
@@ -11,7 +11,7 @@ import sys
 from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
-COMMANDS = ("train", "eval", "sweep", "report", "list")
+COMMANDS = ("train", "eval", "sweep", "report", "list", "check-scheme")
 LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
@@ -64,9 +64,12 @@ def parse(argv):
     if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
         raise mistyped("command", rest[0], COMMANDS)
     arguments, unknown = parser.parse_known_args(rest)
+    if hasattr(arguments, "hyper"):
+        arguments.hyper, unknown = hyper_words(unknown)
     if unknown:
         options = sorted(arguments.parser._option_string_actions)
         options += ["--config.KEY"] if hasattr(arguments, "config") else []
+        options += ["--KEY=VALUE (a hyper-parameter)"] if hasattr(arguments, "hyper") else []
         close = difflib.get_close_matches(unknown[0].split("=")[0].split(".")[0], options, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint} Known: {', '.join(options)}.")
@@ -75,6 +78,12 @@ def parse(argv):
     if overrides and not hasattr(arguments, "config"):
         raise UserError(f"--config.{next(iter(overrides))} is only for train and sweep.")
     return arguments, overrides
+
+
+def hyper_words(words):
+    """Those of the form --KEY=VALUE as a dict, and the others."""
+    pairs = [word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word]
+    return dict(pairs), [word for word in words if not (word.startswith("--") and "=" in word)]
 
 
 class Parser(argparse.ArgumentParser):
@@ -126,6 +135,15 @@ def make_parser():
     listing.add_argument("what", help=", ".join(LISTED))
     listing.add_argument("--json", action="store_true", help="as JSON")
     imports(listing)
+
+    check = add("check-scheme", check_command, "Check a positional scheme, your own too: what holds and what fails.",
+                epilog="Hyper-parameters of the scheme: --KEY=VALUE, as --base=500000.")
+    check.add_argument("scheme", metavar="SCHEME", help="package.module:Class, path/to/file.py:Class, or a registered name")
+    check.add_argument("--num_heads", type=int, default=4, help="query heads (default 4)")
+    check.add_argument("--head_dim", type=int, default=8, help="channels a head (default 8)")
+    check.add_argument("--json", action="store_true", help="as JSON")
+    imports(check)
+    check.set_defaults(hyper={})
     return parser
 
 
@@ -220,6 +238,15 @@ def list_command(arguments, _):
     configs.import_modules(arguments.imports)
     rows = listing.rows(arguments.what)
     print(json.dumps(rows, indent=2) if arguments.json else listing.text(rows))
+
+
+def check_command(arguments, _):
+    from posjax import config as configs
+    from posjax.conformance import runner
+    sys.path.insert(0, "")  # as `python -m` has it: the user's package is in the folder at hand
+    configs.import_modules(arguments.imports)
+    return runner.command(arguments.scheme, arguments.hyper, num_heads=arguments.num_heads, head_dim=arguments.head_dim,
+                          as_json=arguments.json)
 
 
 if __name__ == "__main__":
