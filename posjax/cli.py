@@ -132,8 +132,9 @@ def make_parser():
     report.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
     listing = add("list", list_command, "List what there is.")
-    listing.add_argument("what", help=", ".join(LISTED))
-    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.add_argument("what", nargs="?", help=", ".join(LISTED))
+    listing.add_argument("--json", action="store_true", help="as JSON, with the hyper-parameters of schemes too")
+    listing.add_argument("--pages", metavar="DIR", help="of schemes: write a page for each, and their index, into a folder")
     imports(listing)
 
     check = add("check-scheme", check_command, "Check a positional scheme, your own too: what holds and what fails.",
@@ -233,11 +234,19 @@ def list_command(arguments, _):
 
     from posjax import config as configs
     from posjax import listing
-    if arguments.what not in LISTED:
-        raise mistyped("list", arguments.what, LISTED)
+    what = arguments.what
+    if what is None:
+        raise UserError(f"Say what to list: {', '.join(LISTED)}.")
+    if what not in LISTED:
+        raise mistyped("list", what, LISTED)
+    if arguments.pages is not None and (what != "schemes" or arguments.json):
+        raise UserError(f"--pages={arguments.pages} goes with `posjax list schemes` alone.")
     configs.import_modules(arguments.imports)
-    rows = listing.rows(arguments.what)
-    print(json.dumps(rows, indent=2) if arguments.json else listing.text(rows))
+    if arguments.pages is not None:
+        from posjax import pages
+        print(f"{len(pages.write_pages(arguments.pages, arguments.imports))} pages in {arguments.pages}")
+    else:
+        print(json.dumps(listing.rows(what), indent=2) if arguments.json else listing.text(listing.table(what)))
 
 
 def check_command(arguments, _):

@@ -67,7 +67,7 @@ def check_depends_on_length(subject):
 
 @quick_compilation()
 def check_permutation(subject):
-    """Permuting the tokens under fixed positions permutes outputs without a causal mask where no hook is overridden, only there."""
+    """Without a causal mask, permuted tokens permute the outputs where no hook is overridden, and only there."""
     scheme, x, layer = subject.scheme, inputs(subject.scheme), subject.layer
     if scheme.causal_only:
         try:
@@ -78,6 +78,6 @@ def check_permutation(subject):
     order = np.array([4, 0, 7, 1, 8, 2, 6, 3, 5])
     permuted, expected = layer(x[:, order], causal=False), layer(x, causal=False)[:, order]
     if overridden(scheme) or scheme.temperature is not None:
-        expect.differ(permuted, expected, what="the scheme uses positions (a hook of it is overridden), so outputs of permuted tokens")
+        expect.differ(permuted, expected, what="a hook of the scheme is overridden, so outputs of permuted tokens")
     else:
         expect.close(permuted, expected, _SHIFTED, "no hook of the scheme is overridden, so outputs of permuted tokens")

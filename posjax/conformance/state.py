@@ -70,4 +70,5 @@ def check_replicas(subject):
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
     together = jax.jit(jax.vmap(lambda state, x: Layer(nnx.merge(graphdef, state))(x, np.arange(T))))(stacked, xs)
     for i in range(2):
-        expect.close(together[i], Layer(nnx.merge(graphdef, states[i]), compiled=True)(xs[i]), ATOL, f"replica {i + 1} of 2, against itself alone")
+        alone = Layer(nnx.merge(graphdef, states[i]), compiled=True)(xs[i])
+        expect.close(together[i], alone, ATOL, f"replica {i + 1} of 2, against itself alone")

@@ -17,19 +17,31 @@ class Learned(Scheme):
     never clamped to the last row.
 
     Args:
-      max_length: number of rows; positions 0 to `max_length - 1` exist.
+      max_length: number of positions; 0 to `max_length - 1` exist.
       init_scale: standard deviation of the rows at the start (0.02 in GPT-2, whose token embeddings have the same).
-    """
-    formula = "x + W[p], W learned"
-    reference = "Gehring et al. 2017, arXiv 1705.03122; Radford et al. 2019 (GPT-2)"
+      offset: rows before that of position 0, which no position reaches: the table has `max_length + offset` of them.
 
-    def __init__(self, *, max_length=512, init_scale=0.02, **dims):
+    Training and evaluation:
+      Rows past the longest training sequence stay as they were drawn, but for weight decay, unless the position policy
+      random_offset reaches them; no position from `max_length` on has a result.
+
+    Where implementations differ:
+      Position p takes row p in GPT-2 and BERT (offset 0, the default), and row p + 2 in OPT, BART and fairseq, whose first
+      rows are left to padding: their tables load with offset 2.
+    """
+    formula = "x + W[p + offset], W learned"
+    reference = "Gehring et al. 2017, arXiv 1705.03122; Radford et al. 2019 (GPT-2)"
+    cost = "adds a row to each token: O(T D)"
+
+    def __init__(self, *, max_length=512, init_scale=0.02, offset=0, **dims):
         super().__init__(**dims)
         if max_length < 1:
             raise UserError(f"learned's max_length is {max_length}; it must be at least 1.")
+        if not isinstance(offset, int) or offset < 0:
+            raise UserError(f"learned's offset is {offset}; it must be a whole number of at least 0.")
         rngs = required_rngs("learned", dims)
-        self.max_length = max_length
-        self.table = nnx.Param(init_scale * jax.random.normal(rngs.params(), (max_length, self.model_dim)))
+        self.max_length, self.offset = max_length, offset
+        self.table = nnx.Param(init_scale * jax.random.normal(rngs.params(), (max_length + offset, self.model_dim)))
 
     def embed(self, x, positions):
         check_positions(positions, x.shape[:2])
@@ -39,7 +51,8 @@ class Learned(Scheme):
             if low < 0 or high >= self.max_length:
                 raise UserError(f"Position {high if low >= 0 else low} has no row: "
                                 f"the learned table has max_length {self.max_length} (positions 0 to {self.max_length - 1}).")
-        # Out-of-range rows are NaN; a negative index would otherwise count from the end.
-        rows = jnp.where(positions < 0, self.max_length, positions)
+        # Out-of-range rows are NaN; a negative index would otherwise count from the end, or reach the rows of the offset.
+        exists = (positions >= 0) & (positions < self.max_length)
+        rows = jnp.where(exists, positions, self.max_length) + self.offset
         added = jnp.take(self.table[...], rows, axis=0, mode="fill", fill_value=jnp.nan)
         return x + (added if added.ndim == 3 else added[None]).astype(x.dtype)

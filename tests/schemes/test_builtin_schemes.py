@@ -19,8 +19,8 @@ from posjax.schemes.registry import SCHEMES, make_scheme
 DATA = pathlib.Path(__file__).parents[1] / "data"
 
 
-def learned(max_length=12):
-    return make_scheme("learned", num_heads=2, head_dim=4, max_length=max_length, rngs=nnx.Rngs(0))
+def learned(max_length=12, offset=0):
+    return make_scheme("learned", num_heads=2, head_dim=4, max_length=max_length, offset=offset, rngs=nnx.Rngs(0))
 
 
 def test_alibi_slopes_for_any_number_of_heads():
@@ -49,10 +49,11 @@ def test_sinusoidal_tables():
         np.testing.assert_allclose(scheme.encoding(positions), entry["values"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("offset", [0, 2])
 @pytest.mark.parametrize("position", [12, 40, -1, 2**31 - 1])
-def test_a_learned_table_has_no_row_past_its_end(position):
-    # An index past the table is clamped to its last row by default, and -1 is the last row.
-    scheme, x = learned(), jnp.ones((1, 2, 8))
+def test_a_learned_table_has_no_row_past_its_end(position, offset):
+    # An index past the table that is clamped to its last row, or -1 that is the last row, or one of the offset's.
+    scheme, x = learned(offset=offset), jnp.ones((1, 2, 8))
     positions = jnp.array([11, position])
     with pytest.raises(UserError, match=f"Position {position} has no row.* max_length 12 "):
         scheme.embed(x, positions)
@@ -63,11 +64,20 @@ def test_a_learned_table_has_no_row_past_its_end(position):
     assert jnp.isnan(added[0, 1]).all()
 
 
-def test_a_learned_row_is_that_of_its_position():
-    scheme = learned()
+@pytest.mark.parametrize("offset", [0, 2])
+def test_a_learned_row_is_that_of_its_position(offset):
+    # An offset that is dropped, or that makes the table's last positions fall off its end.
+    scheme = learned(offset=offset)
     positions = jnp.array([[3, 0], [11, 3]])
     added = scheme.embed(jnp.zeros((2, 2, 8)), positions)
-    np.testing.assert_array_equal(added, scheme.table[...][np.asarray(positions)])
+    assert scheme.table[...].shape == (12 + offset, 8)
+    np.testing.assert_array_equal(added, scheme.table[...][np.asarray(positions) + offset])
+
+
+def test_no_position_reaches_the_rows_of_an_offset():
+    graphdef, state = nnx.split(learned(offset=2))
+    grad = jax.grad(lambda state: nnx.merge(graphdef, state).embed(jnp.zeros((1, 12, 8)), jnp.arange(12)).sum())(state)
+    np.testing.assert_array_equal(grad["table"][...], np.r_[np.zeros((2, 8)), np.ones((12, 8))])
 
 
 @pytest.mark.parametrize("name", ["alibi", "learned", "rope", "sinusoidal"])
@@ -102,6 +112,7 @@ def test_rope_uses_its_hyper_parameters(hyper):
     ("alibi", {}, {"max_bias": 0}, "max_bias is 0; it must be above 0"),
     ("alibi", {"num_heads": 0}, {}, "num_heads is 0; it must be at least 1"),
     ("learned", {}, {"max_length": 0}, "max_length is 0"),
+    ("learned", {}, {"offset": -1}, "offset is -1; it must be a whole number of at least 0"),
     ("learned", {"rngs": None}, {}, "pass rngs"),
 ])
 def test_bad_values_are_refused(name, dims, hyper, message):
