@@ -9,6 +9,7 @@ _PUBLIC = {
     "posjax.config": ("default_config", "load_config"),
     "posjax.conformance.runner": ("check_scheme",),
     "posjax.errors": ("UserError",),
+    "posjax.inspection.panels": ("inspect",),
     "posjax.models.decoder": ("Decoder", "DecoderConfig"),
     "posjax.ops.bias": ("LinearBias",),
     "posjax.ops.cache": ("KVCache",),

@@ -1,4 +1,4 @@
-"""The command line: posjax train | eval | sweep | report | list | check-scheme.
+"""The command line: posjax train | eval | sweep | report | inspect | list | check-scheme.
 
 Arguments are read before anything heavy is imported. A user's mistake ends in one line and exit code 2.
 """
@@ -11,7 +11,7 @@ import sys
 from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
-COMMANDS = ("train", "eval", "sweep", "report", "list", "check-scheme")
+COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list", "check-scheme")
 LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
@@ -47,7 +47,7 @@ def fail(message, code):
 
 
 def parse(argv):
-    """The arguments, and the config overrides as `{"train.steps": "500"}`."""
+    """The arguments, and the overrides: of a config, as `{"train.steps": "500"}`; with `inspect`, of a scheme."""
     parser = make_parser()
     rest, overrides = [], {}
     words = iter(argv)
@@ -65,11 +65,10 @@ def parse(argv):
         raise mistyped("command", rest[0], COMMANDS)
     arguments, unknown = parser.parse_known_args(rest)
     if hasattr(arguments, "hyper"):
-        arguments.hyper, unknown = hyper_words(unknown)
+        arguments.hyper, unknown = hyper_words(unknown), []
     if unknown:
         options = sorted(arguments.parser._option_string_actions)
         options += ["--config.KEY"] if hasattr(arguments, "config") else []
-        options += ["--KEY=VALUE (a hyper-parameter)"] if hasattr(arguments, "hyper") else []
         close = difflib.get_close_matches(unknown[0].split("=")[0].split(".")[0], options, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint} Known: {', '.join(options)}.")
@@ -81,9 +80,16 @@ def parse(argv):
 
 
 def hyper_words(words):
-    """Those of the form --KEY=VALUE as a dict, and the others."""
-    pairs = [word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word]
-    return dict(pairs), [word for word in words if not (word.startswith("--") and "=" in word)]
+    """`{"base": "500"}` of `--base=500`."""
+    hyper = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key.startswith("--"):
+            raise UserError(f"Unknown argument {word!r}. Hyper-parameters are given as --KEY=VALUE.")
+        if not equals:
+            raise UserError(f"{key} needs a value: {key}=VALUE.")
+        hyper[key.removeprefix("--")] = value
+    return hyper
 
 
 class Parser(argparse.ArgumentParser):
@@ -130,6 +136,20 @@ def make_parser():
     report.add_argument("--out", default="report.html", help="the HTML file (default report.html)")
     report.add_argument("--figure", help="also write the extrapolation figure to this PNG file")
     report.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+    inspect = add("inspect", inspect_command, "Draw one positional scheme; its numbers as CSV beside the figure.",
+                  epilog="The scheme's hyper-parameters are set with --KEY=VALUE, as --base=500000.")
+    inspect.add_argument("scheme", metavar="SCHEME", help="a name, or a run directory: its scheme as it was trained")
+    inspect.add_argument("--num_heads", type=int, help="of a named scheme (default 8)")
+    inspect.add_argument("--head_dim", type=int, help="channels a head (default 64)")
+    inspect.add_argument("--train_length", type=int, help="trained tokens (default: the scheme's or the run's, else 512)")
+    inspect.add_argument("--length", type=int, help="tokens to look at (default: 8 times train_length)")
+    inspect.add_argument("--head", type=int, default=0, help="of the map (default 0)")
+    inspect.add_argument("--layer", type=int, help="of a run (default 0)")
+    inspect.add_argument("--seed", type=int, help="of what is learned, or of the run (default: 0, or the run's first)")
+    inspect.add_argument("--out", help="the PNG file (default inspect_SCHEME.png); the numbers are written beside it")
+    imports(inspect)
+    inspect.set_defaults(hyper={})
 
     listing = add("list", list_command, "List what there is.")
     listing.add_argument("what", nargs="?", help=", ".join(LISTED))
@@ -227,6 +247,17 @@ def print_tables(paths, *, markdown=False):
     from posjax.report.words import sections
     for _, summaries in sections(find_runs(paths)):
         print(markdown_table(summaries) if markdown else text_table(summaries))
+
+
+def inspect_command(arguments, _):
+    from posjax import config as configs
+    from posjax.inspection.command import inspect_to_files
+    configs.import_modules(arguments.imports)
+    names = ("num_heads", "head_dim", "layer", "seed", "train_length", "length", "head", "out")
+    options = {name: getattr(arguments, name) for name in names}
+    figure, numbers = inspect_to_files(arguments.scheme, arguments.hyper, **options)
+    print(f"Figure: {figure}")
+    print(f"Numbers: {numbers}")
 
 
 def list_command(arguments, _):

@@ -35,5 +35,11 @@ class PRoPE(RoPE):
         self.rotary()  # a bad factor is refused here
 
     def rotary(self, length=None):
-        inv_freq, _ = scale(Plain(self.base, self.head_dim, self.rotary_dim), "proportional", {"factor": self.factor})
+        return self._divided_by(self.factor)
+
+    def plain(self):
+        return self._divided_by(1.0)
+
+    def _divided_by(self, factor):
+        inv_freq, _ = scale(Plain(self.base, self.head_dim, self.rotary_dim), "proportional", {"factor": factor})
         return Rotary.from_inv_freq(inv_freq, layout=self.layout)

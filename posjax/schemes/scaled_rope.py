@@ -89,6 +89,9 @@ class ScaledRoPE(RoPE):
         """Inverse frequencies, float64 `[r / 2]`, and amplitude for a length, on the host."""
         return scale(Plain(self.base, self.head_dim, self.rotary_dim, length), self.rope_type, dict(self.options))
 
+    def plain(self):
+        return super().rotary()
+
     def rotary(self, length=None):
         if length is None or isinstance(length, int | np.integer):
             inv_freq, amplitude = self.frequencies(length)

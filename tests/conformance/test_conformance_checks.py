@@ -311,7 +311,7 @@ def test_the_command_checks_a_registered_scheme(folder, capsys):
     (["their_schemes.py:Mine", "--strat=2"], "Unknown hyper-parameter of Mine: 'strat'. Did you mean start"),
     (["their_schemes.py:Mine", "--start=two"], "start='two' cannot be read; a value like 1.0 is expected"),
     (["their_schemes.py:Mine", "--start=0.0"], "their_schemes.py line 7: ZeroDivisionError"),
-    (["rope", "--base", "5"], "Unknown argument '--base'"),
+    (["rope", "--base", "5"], "--base needs a value: --base=VALUE"),
     (["rope", "--head_dim=7"], "head_dim must be even; it is 7"),
     (["learned", "--max_length=9"], "max_length is 9; the checks need at least 21 positions"),
     ([], "required: SCHEME"),
