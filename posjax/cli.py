@@ -12,7 +12,7 @@ from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
 COMMANDS = ("train", "eval", "sweep", "report", "list")
-LISTED = ("schemes", "tasks", "policies", "configs")
+LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
 

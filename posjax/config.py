@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from posjax.errors import UserError, unknown
 
 # The parts of a config that name a registered thing: its hyper-parameters stand beside the name.
-_NAMED = ("scheme", "task", "positions.train", "positions.eval")
+_NAMED = ("scheme", "temperature", "layers.other", "layers.other_temperature", "task", "positions.train", "positions.eval")
 
 
 def default_config(scheme="rope", task="copy"):
@@ -31,6 +31,10 @@ def default_config(scheme="rope", task="copy"):
         "num_seeds": 3,
         "imports": (),
         "scheme": _named("scheme", scheme),
+        "temperature": _named("temperature", "none"),
+        # Blocks: whose parameters they use, and which of them are of another kind (`posjax.schemes.layers.make_layers`).
+        "layers": {"parameters": "published", "window": None, "other_every": 0, "other_window": None,
+                   "other": _named("layers.other", "nope"), "other_temperature": _named("layers.other_temperature", "none")},
         "task": _named("task", task),
         "positions": {"train": _named("positions.train", "sequential"), "eval": _named("positions.eval", "sequential")},
         "model": {"width": 64, "depth": 2, "num_heads": 4, "head_dim": None, "mlp_ratio": 4.0, "dtype": "float32"},
@@ -202,8 +206,10 @@ def _named(part, name):
 def _registry(part):
     from posjax.schemes.positions import POLICIES
     from posjax.schemes.registry import SCHEMES
+    from posjax.schemes.temperature import TEMPERATURES
     from posjax.tasks.base import TASKS
-    return {"scheme": SCHEMES, "task": TASKS}.get(part, POLICIES)
+    return {"scheme": SCHEMES, "other": SCHEMES, "temperature": TEMPERATURES, "other_temperature": TEMPERATURES, "task": TASKS,
+            "train": POLICIES, "eval": POLICIES}[part.split(".")[-1]]
 
 
 def _existing(path):

@@ -14,8 +14,10 @@ from posjax.errors import UserError
 from posjax.eval.extrapolation import check_eval_lengths
 from posjax.models.decoder import DTYPES, Decoder, DecoderConfig
 from posjax.ops.attention import AttentionCall, choose
+from posjax.schemes.layers import make_layers
 from posjax.schemes.positions import POLICIES
 from posjax.schemes.registry import make_scheme
+from posjax.schemes.temperature import TEMPERATURES
 from posjax.tasks.base import TASKS, Task
 
 # JAX keys and counters hold 32 bits; a seed beyond would be cut without a word.
@@ -47,7 +49,7 @@ class Experiment:
         train_policy, eval_policy = (_make(POLICIES, config.positions[part]) for part in ("train", "eval"))
         abstract = nnx.eval_shape(lambda: make_model(config, task.vocab_size, 0))
         graphdef, params = nnx.split(abstract)
-        max_length = abstract.scheme.max_length
+        max_length = abstract.layers.max_length
         _check_lengths(config, task, train_policy, eval_policy, max_length)
         schedule = _schedule(config.train)
         return cls(config=config, task=task, train_policy=train_policy, eval_policy=eval_policy, schedule=schedule,
@@ -69,19 +71,20 @@ class Experiment:
 
     @functools.cached_property
     def attention_backend(self):
-        """Name of the attention backend that serves a training step."""
+        """Name of the attention backend that serves a training step; several names where blocks differ."""
         def chosen():
             model = make_model(self.config, self.task.vocab_size, 0)
-            sizes, scheme = model.config, model.scheme
+            sizes = model.config
             x = jnp.zeros((self.config.train.batch_size, self.train_tokens, sizes.num_heads, sizes.head_dim),
                           DTYPES[sizes.dtype])
             positions = jnp.zeros(x.shape[:2], jnp.int32)
-            call = AttentionCall(x, x, x, scheme.bias(), scheme.logits, scheme.values, positions, positions, None, None,
-                                 True, None, 1.0, 0)
-            names.append(choose(call).name)
+            for scheme, window in map(model.layers.__getitem__, range(sizes.depth)):
+                call = AttentionCall(x, x, x, scheme.bias(), scheme.logits, scheme.values, positions, positions, None, None,
+                                     True, window, 1.0, 0)
+                names.append(choose(call).name)
         names = []
         jax.eval_shape(chosen)
-        return names[0]
+        return ", ".join(dict.fromkeys(names))
 
     @functools.cached_property
     def train_tokens(self):
@@ -93,14 +96,23 @@ def make_model(config, vocab_size, seed):
     """The decoder of a config, with freshly drawn parameters."""
     rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(seed), _LARGEST))
     sizes = DecoderConfig(vocab_size=vocab_size, **config.model)
-    hyper = {key: value for key, value in config.scheme.items() if key != "name"}
-    scheme = make_scheme(config.scheme.name, num_heads=sizes.num_heads, head_dim=sizes.head_dim,
-                         model_dim=sizes.width, rngs=rngs, **hyper)
-    return Decoder(sizes, scheme, rngs=rngs)
+
+    def maker(scheme, temperature):
+        return lambda: make_scheme(
+            scheme.name, num_heads=sizes.num_heads, head_dim=sizes.head_dim, model_dim=sizes.width, rngs=rngs,
+            temperature=_make(TEMPERATURES, temperature, num_heads=sizes.num_heads), **_hyper(scheme))
+    layers = config.layers.to_dict()
+    other = maker(config.layers.other, config.layers.other_temperature)
+    del layers["other"], layers["other_temperature"]
+    return Decoder(sizes, make_layers(maker(config.scheme, config.temperature), sizes.depth, other=other, **layers), rngs=rngs)
 
 
-def _make(registry, section):
-    return registry.make(section.name, {key: value for key, value in section.items() if key != "name"})
+def _make(registry, section, **supplied):
+    return registry.make(section.name, _hyper(section), **supplied)
+
+
+def _hyper(section):
+    return {key: value for key, value in section.items() if key != "name"}
 
 
 def _schedule(train):

@@ -7,7 +7,8 @@ from posjax.errors import UserError
 
 def rows(what):
     """A list of dicts with a name and, for schemes, tasks and policies, their hyper-parameters."""
-    return {"schemes": _schemes, "tasks": _tasks, "policies": _policies, "configs": _configs}[what]()
+    return {"schemes": _schemes, "temperatures": _temperatures, "tasks": _tasks, "policies": _policies,
+            "configs": _configs}[what]()
 
 
 def text(found):
@@ -30,6 +31,12 @@ def _schemes():
     return [{"name": name, "formula": cls.formula, "relative": cls.relative, "max_length": "max_length" in SCHEMES.hyper(name),
              "hyper": SCHEMES.hyper(name), "reference": cls.reference}
             for name, cls in ((name, SCHEMES.get(name)) for name in SCHEMES.names())]
+
+
+def _temperatures():
+    from posjax.schemes.temperature import TEMPERATURES
+    return [{"name": name, "factor": TEMPERATURES.get(name).formula, "relative": TEMPERATURES.get(name).relative,
+             "hyper": TEMPERATURES.hyper(name), "what": _first_line(TEMPERATURES.get(name))} for name in TEMPERATURES.names()]
 
 
 def _tasks():

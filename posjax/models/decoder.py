@@ -1,11 +1,13 @@
 """The decoder: pre-norm, tied embedding, per-token all the way. It knows no scheme by name."""
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 from flax import nnx
 
 from posjax.errors import UserError, unknown
-from posjax.schemes.attend import attend
+from posjax.schemes.attend import attend, attend_cached, make_cache
+from posjax.schemes.layers import Layers
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
@@ -67,14 +69,16 @@ class Block(nnx.Module):
         self.out = linear(attention_dim, config.width)
         self.up, self.down = linear(config.width, hidden_dim), linear(hidden_dim, config.width)
 
-    def __call__(self, x, shape, scheme, positions, segment_ids, backend):
-        """`x` is `[B * T, D]`: dense layers on flat activations spare XLA a transposed copy for each weight gradient."""
+    def __call__(self, x, shape, scheme, mix):
+        """`x` is `[B * T, D]`: dense layers on flat activations spare XLA a transposed copy for each weight gradient.
+
+        `mix(q, k, v, features)` is attention; whatever it returns beside its output `[B, T, H, Dh]` comes back too.
+        """
         normed = self.attention_norm(x)
         q, k, v = (f(normed).reshape(*shape, *self.heads) for f in (self.query, self.key, self.value))
-        mixed = attend(scheme, q, k, v, q_positions=positions, k_positions=positions,
-                       q_segment_ids=segment_ids, k_segment_ids=segment_ids, backend=backend)
+        mixed, rest = mix(q, k, v, scheme.features(normed.reshape(*shape, -1)))
         x = x + self.out(mixed.reshape(x.shape[0], -1))
-        return x + self.down(nnx.gelu(self.up(self.mlp_norm(x))))
+        return x + self.down(nnx.gelu(self.up(self.mlp_norm(x)))), rest
 
 
 class Decoder(nnx.Module):
@@ -82,13 +86,14 @@ class Decoder(nnx.Module):
 
     Args:
       config: sizes.
-      scheme: the positional scheme, shared by all blocks; made for the same `num_heads`, `head_dim` and width.
+      scheme: the positional scheme, shared by all blocks, or `posjax.schemes.layers.Layers` where blocks differ; made for
+        the same `num_heads`, `head_dim` and width.
       rngs: for the parameters.
     """
 
     def __init__(self, config, scheme, *, rngs):
         self.config = config
-        self.scheme = scheme
+        self.layers = Layers.of(scheme, config.depth)
         # Unit-size token vectors (embedding of 1/sqrt(D), times sqrt(D)), the size of what schemes add to them.
         self.tokens = nnx.Embed(config.vocab_size, config.width, dtype=DTYPES[config.dtype], rngs=rngs,
                                 embedding_init=nnx.initializers.normal(config.width ** -0.5))
@@ -104,13 +109,53 @@ class Decoder(nnx.Module):
           segment_ids: int32 `[B, T]`; tokens of different segments never see each other.
           backend: of attention.
         """
-        batch, length = tokens.shape
         if positions is None:
-            positions = jnp.arange(length, dtype=jnp.int32)
+            positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+
+        def mix(block, scheme, window, q, k, v, features):
+            return attend(scheme, q, k, v, q_positions=positions, k_positions=positions, q_segment_ids=segment_ids,
+                          k_segment_ids=segment_ids, features=features, window=window, backend=backend), None
+        return self._run(tokens, positions, mix)[0]
+
+    def new_cache(self, batch_size, size):
+        """An empty cache for `batch_size` rows of up to `size` tokens: a tuple of one `KVCache` a block."""
+        dtype = DTYPES[self.config.dtype]
+        return tuple(make_cache(self.layers[block][0], size, batch_size=batch_size, dtype=dtype)
+                     for block in range(self.config.depth))
+
+    def decode(self, tokens, cache, *, positions=None, segment_ids=None, backend="auto"):
+        """Logits, float32 `[B, T, V]`, of T more tokens after those in the cache, and the cache with them.
+
+        The first call takes the prompt, each later one what came since; one compilation serves all calls of one T.
+
+        Args:
+          tokens: int32 `[B, T]`.
+          cache: from `new_cache`, or from the last call.
+          positions: int32 `[T]` or `[B, T]`; None to go on from each row's last.
+          segment_ids: int32 `[B, T]`; None for each row's last. Give left padding a segment of its own.
+          backend: of attention.
+
+        Raises:
+          ValueError: the cache has no room. Under `jit`, where that cannot be read, the logits are NaN.
+        """
+        next_positions, next_segments = cache[0].following(tokens.shape[1])
+        positions = next_positions if positions is None else positions
+        segment_ids = next_segments if segment_ids is None else segment_ids
+
+        def mix(block, scheme, window, q, k, v, features):
+            return attend_cached(scheme, q, k, v, cache[block], positions=positions, segment_ids=segment_ids,
+                                 features=features, window=window, backend=backend)
+        return self._run(tokens, positions, mix)
+
+    def _run(self, tokens, positions, mix):
+        """The logits, and for each block what `mix(block, scheme, window, q, k, v, features)` returned beside its output."""
         x = self.tokens(tokens)
-        x = self.scheme.embed(x * jnp.asarray(self.config.width ** 0.5, x.dtype), positions)
-        x = x.reshape(batch * length, -1)
-        for block in self.blocks:
-            x = block(x, (batch, length), self.scheme, positions, segment_ids, backend)
+        x = self.layers.embed(x * jnp.asarray(self.config.width ** 0.5, x.dtype), positions)
+        x = x.reshape(tokens.size, -1)
+        rest = []
+        for n, block in enumerate(self.blocks):
+            scheme, window = self.layers[n]
+            x, kept = block(x, tokens.shape, scheme, functools.partial(mix, n, scheme, window))
+            rest.append(kept)
         logits = self.tokens.attend(self.final_norm(x))
-        return logits.astype(jnp.float32).reshape(batch, length, -1)
+        return logits.astype(jnp.float32).reshape(*tokens.shape, -1), tuple(rest)

@@ -1,10 +1,12 @@
 """Attention under a positional scheme, over a whole sequence or from a cache."""
 import functools
 
+import jax
 import jax.numpy as jnp
 
 from posjax.errors import UserError
 from posjax.ops.attention import attention, check_call
+from posjax.ops.cache import KVCache
 from posjax.schemes.base import Scheme
 
 
@@ -34,6 +36,7 @@ def attend(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids
         backend that cannot serve the call.
     """
     check_queries(scheme, q)
+    check_features(scheme, features)
     if scheme.causal_only and not causal:
         raise UserError(f"{type(scheme).__name__} is defined under the causal mask only; causal=False does not go with it.")
     q_len, k_len = q.shape[1], k.shape[1]
@@ -51,10 +54,6 @@ def attend(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids
 
 def attend_rotated(scheme, q, k, v, *, q_positions, features, **options):
     """What follows the rotation in `attend`; `options` are those of `posjax.ops.attention.attention`."""
-    if (features is None) != _has_no_features(scheme):
-        raise UserError(f"{type(scheme).__name__} "
-                        + ("needs features=scheme.features(x), with x the layer's input [B, K, D]." if features is None
-                           else "has no features; features must be None."))
     logits = None
     if scheme.logits is not None:
         logits = functools.partial(_own_logits, scheme, features)
@@ -86,5 +85,79 @@ def check_queries(scheme, q):
                         f"q must be [B, Q, {scheme.num_heads}, {scheme.head_dim}]; got shape {q.shape}.")
 
 
-def _has_no_features(scheme):
-    return type(scheme).features is Scheme.features
+def check_features(scheme, features):
+    """Raises `ValueError` unless `features` are given where the scheme has any, and only there."""
+    has_features = type(scheme).features is not Scheme.features
+    if has_features and features is None:
+        raise UserError(f"{type(scheme).__name__} needs features=scheme.features(x), with x the layer's input [B, T, D].")
+    if features is not None and not has_features:
+        raise UserError(f"{type(scheme).__name__} has no features: leave features out.")
+
+
+def make_cache(scheme, size, *, batch_size, num_groups=None, value_dim=None, dtype=jnp.float32):
+    """An empty `KVCache` for one attention layer under `scheme`.
+
+    Args:
+      scheme: a `posjax.Scheme`.
+      size: tokens, S.
+      batch_size: rows, B.
+      num_groups: heads of keys and values, G; None for as many as queries have.
+      value_dim: channels of a value; None for `head_dim`.
+      dtype: of keys and values.
+    """
+    heads = scheme.num_heads if num_groups is None else num_groups
+
+    def token():
+        q, k = (jnp.zeros((batch_size, 1, n, scheme.head_dim), dtype) for n in (scheme.num_heads, heads))
+        positions = jnp.zeros((batch_size, 1), jnp.int32)
+        # What a scheme rotates may have more channels than came.
+        k = k if scheme.depends_on_length else scheme.rotate(q, k, positions, positions)[1]
+        v = jnp.zeros((batch_size, 1, heads, scheme.head_dim if value_dim is None else value_dim), dtype)
+        return k, v, scheme.features(jnp.zeros((batch_size, 1, scheme.model_dim), dtype))
+    k, v, features = jax.eval_shape(token)
+    return KVCache.empty(size, k=k, v=v, features=features)
+
+
+def attend_cached(scheme, q, k, v, cache, *, positions=None, segment_ids=None, features=None, window=None, backend="auto"):
+    """Causal attention of T new tokens on all that a cache holds and on themselves.
+
+    The same as the last T rows of `attend` over the whole sequence. Keys are kept rotated, or raw where the scheme
+    `depends_on_length`, and then rotated at each use for the length that the row has by then.
+
+    Args:
+      scheme: a `posjax.Scheme`.
+      q: `[B, T, H, Dh]`.
+      k, v: `[B, T, G, Dh]`.
+      cache: a `KVCache` made by `make_cache`.
+      positions: int32 `[T]` or `[B, T]`; None to go on from each row's last.
+      segment_ids: int32 `[B, T]`; None for each row's last, 0 at the start. Give left padding a segment of its own.
+      features: `scheme.features(x)` of the T tokens, for a scheme that has any.
+      window: number of visible keys with the query's own; None for all.
+      backend: as in `attend`.
+
+    Returns:
+      `[B, T, H, Dh]` in the dtype of `q`, and the cache with the T tokens.
+
+    Raises:
+      ValueError: as `attend`, and where the cache has no room. Inside a trace, where that cannot be read, the result is
+        NaN then, and what was written stays.
+    """
+    check_queries(scheme, q)
+    check_features(scheme, features)
+    batch, count = q.shape[:2]
+    next_positions, next_segments = cache.following(count)
+    positions = next_positions if positions is None else jnp.asarray(positions, jnp.int32)
+    check_call(q, k, v, positions, positions, segment_ids, segment_ids, True, window)
+    positions = jnp.broadcast_to(positions if positions.ndim == 2 else positions[None], (batch, count))
+    segment_ids = next_segments if segment_ids is None else jnp.asarray(segment_ids, jnp.int32)
+    if not scheme.depends_on_length:
+        q, k = scheme.rotate(q, k, positions, positions)
+    first = cache.length
+    cache = cache.append(k=k, v=v, positions=positions, segment_ids=segment_ids, features=features)
+    keys = cache.k.astype(q.dtype)
+    if scheme.depends_on_length:
+        q, keys = scheme.rotate(q, keys, positions, cache.positions)
+    out = attend_rotated(scheme, q, keys, cache.v.astype(q.dtype), q_positions=positions, k_positions=cache.positions,
+                         q_segment_ids=segment_ids, k_segment_ids=cache.segment_ids, features=cache.features,
+                         window=window, first_query=first, backend=backend)
+    return jnp.where(cache.overfull, jnp.nan, out), cache

@@ -43,8 +43,7 @@ def qkv(length=6):
 @pytest.mark.parametrize("rows", [False, True], ids=["one row of positions", "rows of positions"])
 def test_multiplies_the_queries_and_not_the_bias(kind, rows):
     """Under every kind of scheme: as if the queries had come multiplied."""
-    plain = OwnLogits(**DIMS) if kind == "own_logits" else make_scheme(kind, **DIMS)
-    sharp = OwnLogits(**DIMS) if kind == "own_logits" else make_scheme(kind, **DIMS, temperature=make_temperature("log_n", length=2))
+    plain, sharp = (OwnLogits(**DIMS) if kind == "own_logits" else make_scheme(kind, **DIMS) for _ in range(2))
     sharp.temperature = make_temperature("log_n", length=2)
     q, k, v = qkv()
     positions = np.stack([np.arange(6), np.arange(6) * 3]) if rows else np.arange(6)

@@ -1,0 +1,112 @@
+"""The decoder with a cache, and with blocks that differ."""
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from posjax.models.decoder import Decoder, DecoderConfig
+from posjax.schemes.layers import Layers, make_layers
+from posjax.schemes.registry import make_scheme
+from posjax.schemes.temperature import make_temperature
+
+SIZES = DecoderConfig(vocab_size=11, width=16, depth=3, num_heads=2)
+TOKENS = np.random.default_rng(0).integers(0, 11, (2, 16)).astype(np.int32)
+
+
+def maker(name, **hyper):
+    return lambda: make_scheme(name, num_heads=2, head_dim=8, model_dim=16, rngs=nnx.Rngs(0), **hyper)
+
+
+def decoder(layers):
+    return Decoder(SIZES, layers, rngs=nnx.Rngs(1))
+
+
+def alternating():
+    """Every kind of difference at once: a window, another base, a block of NoPE with a temperature."""
+    return make_layers(maker("rope"), 3, window=4, other=maker("nope", temperature=make_temperature("log_n", length=4)),
+                       other_every=2)
+
+
+def cached(model, tokens, *, prompt, **given):
+    """Logits of the prompt in one call and of the others one by one."""
+    cache = model.new_cache(tokens.shape[0], tokens.shape[1] + 2)
+    out, cache = model.decode(tokens[:, :prompt], cache, **given)
+    outs = [out]
+    for t in range(prompt, tokens.shape[1]):
+        out, cache = model.decode(tokens[:, t:t + 1], cache)
+        outs.append(out)
+    return np.concatenate(outs, 1)
+
+
+@pytest.mark.parametrize("layers", [maker("learned"), maker("t5"), alternating], ids=["learned", "t5", "alternating"])
+def test_decoding_from_a_cache_equals_the_full_pass(layers):
+    model = decoder(layers())
+    np.testing.assert_allclose(cached(model, TOKENS, prompt=6), model(TOKENS), atol=2e-5)
+
+
+def test_a_left_padded_prompt_decodes_as_if_alone():
+    model, pad = decoder(alternating()), 3
+    tokens = np.concatenate([np.zeros((2, pad), np.int32), TOKENS], 1)
+    index = np.arange(pad + 4)
+    given = {"positions": np.broadcast_to(np.maximum(index - pad, 0), (2, pad + 4)),
+             "segment_ids": np.broadcast_to((index >= pad).astype(np.int32), (2, pad + 4))}
+    out = cached(model, tokens, prompt=pad + 4, **given)
+    np.testing.assert_allclose(out[:, pad:], model(TOKENS), atol=2e-5)
+
+
+def test_one_compilation_serves_all_decode_steps():
+    graphdef, state = nnx.split(decoder(alternating()))
+    step = jax.jit(lambda state, tokens, cache: nnx.merge(graphdef, state).decode(tokens, cache))
+    cache = nnx.merge(graphdef, state).new_cache(2, 16)
+    for t in range(16):
+        _, cache = step(state, TOKENS[:, t:t + 1], cache)
+    assert step._cache_size() == 1
+    assert np.isnan(step(state, TOKENS[:, :1], cache)[0]).all()  # a 17th token has no room
+
+
+def test_a_full_cache_is_refused():
+    model = decoder(maker("nope")())
+    with pytest.raises(ValueError, match="room for 4 tokens"):
+        model.decode(TOKENS[:, :5], model.new_cache(2, 4))
+
+
+def test_the_blocks_alternate():
+    layers = make_layers(maker("rope"), 5, window=4, other=maker("rope", base=1e6), other_every=3, other_window=9)
+    assert [(scheme.base, window) for scheme, window in map(layers.__getitem__, range(5))] == [
+        (1e4, 4), (1e4, 4), (1e6, 9), (1e4, 4), (1e4, 4)]
+    assert len(layers.schemes) == 2
+
+
+def test_a_window_is_the_only_difference_that_it_makes():
+    x = TOKENS[:, :6]
+    full, windowed = (decoder(make_layers(maker("alibi"), 3, window=w))(x) for w in (None, 2))
+    np.testing.assert_allclose(full[:, :2], windowed[:, :2], atol=1e-6)
+    assert np.abs(full[:, 2:] - windowed[:, 2:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("parameters, count", [("published", 1), ("shared", 1), ("own", 3)])
+def test_blocks_share_what_a_scheme_learns_or_do_not(parameters, count):
+    model = decoder(make_layers(maker("t5"), 3, parameters=parameters))
+    graphdef, state = nnx.split(model)
+    gradient = jax.grad(lambda state: nnx.merge(graphdef, state)(TOKENS).var())(state)
+    leaves = jax.tree.leaves(gradient["layers"])
+    assert len(leaves) == count
+    assert all(np.any(leaf != 0) for leaf in leaves)
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"parameters": "mine"}, "published"),
+    ({"window": 0}, "window is 0"),
+    ({"other_every": 4}, "other_every is 4; it must be from 0"),
+    ({"other_window": 3}, "no block is of the other kind"),
+])
+def test_bad_layers_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        make_layers(maker("rope"), 3, other=maker("nope"), **options)
+
+
+def test_only_one_scheme_adds_to_the_embeddings():
+    with pytest.raises(ValueError, match="no second of them"):
+        make_layers(maker("learned"), 3, parameters="own")
+    with pytest.raises(ValueError, match="made for 2 blocks, but the decoder has 3"):
+        decoder(Layers.of(maker("rope")(), 2))
