@@ -12,4 +12,5 @@ from posjax.schemes import (  # noqa: F401
     scaled_rope,
     sinusoidal,
     t5,
+    xpos,
 )
