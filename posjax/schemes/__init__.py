@@ -7,6 +7,7 @@ from posjax.schemes import (  # noqa: F401
     learned,
     nope,
     p_rope,
+    pope,
     rope,
     sandwich,
     scaled_rope,
