@@ -34,7 +34,8 @@ def commands(content):
 
 def shortened(command):
     if command.startswith(TRAINS):
-        return command + SHORT
+        # A depth that the command itself sets goes with its other options.
+        return command + (SHORT.replace(" --config.model.depth=1", "") if "model.depth" in command else SHORT)
     if command.startswith("bash scripts/test.sh"):
         return command + " --collect-only -q"
     return command
