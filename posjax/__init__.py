@@ -8,6 +8,7 @@ import importlib
 _PUBLIC = {
     "posjax.config": ("default_config", "load_config"),
     "posjax.errors": ("UserError",),
+    "posjax.inspection.panels": ("inspect",),
     "posjax.models.decoder": ("Decoder", "DecoderConfig"),
     "posjax.ops.bias": ("LinearBias",),
     "posjax.ops.cache": ("KVCache",),

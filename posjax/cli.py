@@ -1,4 +1,4 @@
-"""The command line: posjax train | eval | sweep | report | list.
+"""The command line: posjax train | eval | sweep | report | inspect | list.
 
 Arguments are read before anything heavy is imported. A user's mistake ends in one line and exit code 2.
 """
@@ -11,7 +11,7 @@ import sys
 from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
-COMMANDS = ("train", "eval", "sweep", "report", "list")
+COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list")
 LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
@@ -47,7 +47,10 @@ def fail(message, code):
 
 
 def parse(argv):
-    """The arguments, and the config overrides as `{"train.steps": "500"}`; `arguments.policy` is what eval overrides."""
+    """The arguments, and the overrides: of a config, as `{"train.steps": "500"}`; with `inspect`, of a scheme.
+
+    `arguments.policy` is what `eval` changes of the position policy.
+    """
     parser = make_parser()
     rest, values = [], {"--config.": {}, "--positions.": {}}
     overrides = values["--config."]
@@ -65,7 +68,8 @@ def parse(argv):
     if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
         raise mistyped("command", rest[0], COMMANDS)
     arguments, unknown = parser.parse_known_args(rest)
-    if unknown:
+    hyper = arguments.command is inspect_command
+    if unknown and not hyper:
         options = sorted(arguments.parser._option_string_actions)
         options += ["--config.KEY"] if hasattr(arguments, "config") else []
         options += ["--positions.KEY"] if hasattr(arguments, "positions") else []
@@ -81,7 +85,7 @@ def parse(argv):
     if getattr(arguments, "positions", None) is not None:
         policy["name"] = arguments.positions
     arguments.policy = policy or None
-    return arguments, overrides
+    return arguments, hyper_words(unknown) if hyper else overrides
 
 
 class Parser(argparse.ArgumentParser):
@@ -131,9 +135,23 @@ def make_parser():
     report.add_argument("--figure", help="also write the extrapolation figure to this PNG file")
     report.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
+    inspect = add("inspect", inspect_command, "Draw one positional scheme; its numbers as CSV beside the figure.",
+                  epilog="The scheme's hyper-parameters are set with --KEY=VALUE, as --base=500000.")
+    inspect.add_argument("scheme", metavar="SCHEME", help="a name, or a run directory: its scheme as it was trained")
+    inspect.add_argument("--num_heads", type=int, help="of a named scheme (default 8)")
+    inspect.add_argument("--head_dim", type=int, help="channels a head (default 64)")
+    inspect.add_argument("--train_length", type=int, help="trained tokens (default: the scheme's or the run's, else 512)")
+    inspect.add_argument("--length", type=int, help="tokens to look at (default: 8 times train_length)")
+    inspect.add_argument("--head", type=int, default=0, help="of the map (default 0)")
+    inspect.add_argument("--layer", type=int, help="of a run (default 0)")
+    inspect.add_argument("--seed", type=int, help="of what is learned, or of the run (default: 0, or the run's first)")
+    inspect.add_argument("--out", help="the PNG file (default inspect_SCHEME.png); the numbers are written beside it")
+    imports(inspect)
+
     listing = add("list", list_command, "List what there is.")
-    listing.add_argument("what", help=", ".join(LISTED))
-    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.add_argument("what", nargs="?", help=", ".join(LISTED))
+    listing.add_argument("--json", action="store_true", help="as JSON, with the hyper-parameters of schemes too")
+    listing.add_argument("--pages", metavar="DIR", help="of schemes: write a page for each, and their index, into a folder")
     imports(listing)
     return parser
 
@@ -219,16 +237,48 @@ def print_tables(paths, *, markdown=False):
         print(markdown_table(summaries) if markdown else text_table(summaries))
 
 
+def hyper_words(words):
+    """`{"base": "500"}` of `--base=500`."""
+    hyper = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key.startswith("--"):
+            raise UserError(f"Unknown argument {word!r}. Hyper-parameters are given as --KEY=VALUE.")
+        if not equals:
+            raise UserError(f"{key} needs a value: {key}=VALUE.")
+        hyper[key.removeprefix("--")] = value
+    return hyper
+
+
+def inspect_command(arguments, hyper):
+    from posjax import config as configs
+    from posjax.inspection.command import inspect_to_files
+    configs.import_modules(arguments.imports)
+    names = ("num_heads", "head_dim", "layer", "seed", "train_length", "length", "head", "out")
+    options = {name: getattr(arguments, name) for name in names}
+    figure, numbers = inspect_to_files(arguments.scheme, hyper, **options)
+    print(f"Figure: {figure}")
+    print(f"Numbers: {numbers}")
+
+
 def list_command(arguments, _):
     import json
 
     from posjax import config as configs
     from posjax import listing
-    if arguments.what not in LISTED:
-        raise mistyped("list", arguments.what, LISTED)
+    what = arguments.what
+    if what is None:
+        raise UserError(f"Say what to list: {', '.join(LISTED)}.")
+    if what not in LISTED:
+        raise mistyped("list", what, LISTED)
+    if arguments.pages is not None and (what != "schemes" or arguments.json):
+        raise UserError(f"--pages={arguments.pages} goes with `posjax list schemes` alone.")
     configs.import_modules(arguments.imports)
-    rows = listing.rows(arguments.what)
-    print(json.dumps(rows, indent=2) if arguments.json else listing.text(rows))
+    if arguments.pages is not None:
+        from posjax import pages
+        print(f"{len(pages.write_pages(arguments.pages, arguments.imports))} pages in {arguments.pages}")
+    else:
+        print(json.dumps(listing.rows(what), indent=2) if arguments.json else listing.text(listing.table(what)))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_a_section_is_no_value(base):
 
 def test_a_new_name_brings_its_own_hyper_parameters(base):
     config = configs.override(base, {"scheme.name": "learned", "scheme.max_length": "40"})
-    assert config.scheme.to_dict() == {"name": "learned", "max_length": 40, "init_scale": 0.02}
+    assert config.scheme.to_dict() == {"name": "learned", "max_length": 40, "init_scale": 0.02, "offset": 0}
     assert "Unknown config key 'scheme.base'" in error(configs.override, config, {"scheme.base": "1.0"})
 
 

@@ -1,7 +1,9 @@
 """Positional schemes, one file each. Importing the package registers them all."""
 from posjax.schemes import (  # noqa: F401
     alibi,
+    cope,
     fire,
+    fox,
     hard_alibi,
     kerple,
     learned,
@@ -11,7 +13,9 @@ from posjax.schemes import (  # noqa: F401
     rope,
     sandwich,
     scaled_rope,
+    shaw,
     sinusoidal,
     t5,
+    transformer_xl,
     xpos,
 )

@@ -39,9 +39,22 @@ class ALiBi(Scheme):
       max_bias: the last of 2^n heads falls by `2 ** -max_bias` a position (8 in the paper; MPT-65k uses 16).
       learned: whether the slopes are learned, from the fixed ones on. Their logarithms to base 2 are the parameters, so
         that a slope stays above 0 and a step changes small and large ones in proportion.
+
+    Training and evaluation:
+      The bias is known at every distance and has no bound, so nothing clamps: a key far past `1 / m_h` positions weighs
+      nothing in head h, at any length, and only the flattest heads see beyond the trained one.
+
+    Where implementations differ:
+      - Slopes: by the paper's text they fall by `2^(-8/H)` for any H; the authors' code, and all others, take two series where
+        H is no power of two (6 heads: exponents -2, -4, -6, -8, -1, -3), and so does this.
+      - Form: BLOOM and Falcon add `m_h j` per key, which in bfloat16 gives the 8 nearest of 4096 keys one bias (slope 1/2);
+        here the distance is taken first, in integers.
+      - Scale: added after the division by `sqrt(Dh)`, as in BLOOM and MPT; Hugging Face's Falcon divides the bias too.
+      - `max_bias` is MPT's `alibi_bias_max`, which Hugging Face's MPT ignores.
     """
     formula = "logit - m_h * |i - j|, m_h = 2^(-max_bias h/H)"
     reference = "Press et al. 2021, arXiv 2108.12409"
+    cost = "bias: O(T^2) a head"
     relative = True
 
     def __init__(self, *, max_bias=8.0, learned=False, **dims):

@@ -38,6 +38,9 @@ class Scheme(nnx.Module):
     max_length: int | None = None
     """Positions from 0 to `max_length - 1` exist; None where there is no end."""
 
+    original_length: int | None = None
+    """Tokens that a model was trained with before this scheme extends its context; None where it extends none."""
+
     logit_scale: float | None = None
     """Factor on `q.k`; None for `head_dim ** -0.5`."""
 
@@ -61,6 +64,10 @@ class Scheme(nnx.Module):
         `length` matters only to a scheme that `depends_on_length`: the tokens of the sequence, an int or int32 `[]` or
         `[B]`, which may be traced; None for no more than it was trained with.
         """
+        return None
+
+    def plain(self):
+        """What `rotary` was before the scheme scaled it for longer contexts, a `Rotary`; None where it scales nothing."""
         return None
 
     def rotate(self, q, k, q_positions, k_positions):

@@ -50,9 +50,20 @@ class FIRE(Scheme):
       mlp_width: hidden channels W of the MLP.
       c: start of the logarithm's slope, per position.
       threshold: start of L, in positions: up to there, the fraction is of L.
+
+    Training and evaluation:
+      Up to L (512 at first) the bias is relative, and a distance above the trained ones is a new number to the MLP. Beyond L
+      the distance counts as a fraction of the query's own position: never above 1, but a model trained well below L has not
+      seen all fractions up to 1, and the bias of a given distance changes as the query moves on. Nothing clamps.
+
+    Where implementations differ:
+      The paper feeds real positions; McLeish et al. train on random ones (the policies randomised, random_offset). Their
+      1e-6 in the divisor is kept, without which c = 0 has a NaN for gradient. The query's position counts from 0, as
+      theirs, so a shift, as by left padding without its own positions, changes the result.
     """
     formula = "logit + f_h(psi(i - j) / psi(max(i, L))), psi(x) = ln(1 + |c x|); f, c, L learned"
     reference = "Li et al. 2023, arXiv 2310.04418"
+    cost = "bias by an MLP on every pair of tokens: O(mlp_width T^2) a head"
 
     def __init__(self, *, mlp_width=32, c=0.1, threshold=512.0, **dims):
         super().__init__(**dims)

@@ -43,9 +43,18 @@ class HardALiBi(Scheme):
     Args:
       windows: keys that each of the first heads sees, its own among them, at least 1; the remaining heads see all.
         None for 1, 2, 3, ... for all heads but the last. (The paper leaves the number of windowed heads open.)
+
+    Training and evaluation:
+      A window holds as many positions at every length, so nothing in it is new; a head without one is nope's, and spreads
+      over more keys as the context grows. Nothing clamps.
+
+    Where implementations differ:
+      A window of w is w keys with the query's own, as in Hugging Face's causal masks; flash-attn says (w - 1, 0) for it. Out
+      of the window stands -1e9 and not -inf, of which a row with nothing else makes NaN: here it falls back on those keys.
     """
     formula = "logit if |i - j| < w_h, else -1e9; w_h = 1, 2, 3, ..., last heads without"
     reference = "Jelassi et al. 2024, arXiv 2402.01032"
+    cost = "bias: O(T^2) a head"
     relative = True
 
     def __init__(self, *, windows=None, **dims):

@@ -56,9 +56,19 @@ class KERPLE(Scheme):
 
     Args:
       kind: "log" for `-r1 ln(1 + r2 |i - j|)`, the better one in the paper; "power" for `-r1 |i - j|^r2`.
+
+    Training and evaluation:
+      The bias is known at every distance and has no bound; under "log" a weight falls as a power of the distance, so
+      that far keys keep some. Nothing clamps but the parameters, at both times alike.
+
+    Where implementations differ:
+      The authors' code clamps the parameters themselves before each use; here their values are, and a gradient that leads
+      back inside passes, to the same end. NeMo has a bias `-b ln(1 + a |i - j|^p)` whose a is 0 and not learned: no position
+      at all. A variant multiplies the logits by `exp(-a |i - j|^p)` instead; it is not this scheme.
     """
     formula = "logit - r1_h ln(1 + r2_h |i - j|), or r1_h |i - j|^r2_h; r learned"
     reference = "Chi et al. 2022, arXiv 2205.09921"
+    cost = "bias with a logarithm or power: O(T^2) a head"
     relative = True
 
     def __init__(self, *, kind="log", **dims):

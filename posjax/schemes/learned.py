@@ -22,8 +22,8 @@ class Learned(Scheme):
       offset: rows before that of position 0, which no position reaches: the table has `max_length + offset` of them.
 
     Training and evaluation:
-      Rows past the longest training sequence stay as they were drawn, unless the position policy random_offset reaches
-      them; no position from `max_length` on has a result.
+      Rows past the longest training sequence stay as they were drawn, but for weight decay, unless the position policy
+      random_offset reaches them; no position from `max_length` on has a result.
 
     Where implementations differ:
       Position p takes row p in GPT-2 and BERT (offset 0, the default), and row p + 2 in OPT, BART and fairseq, whose first

@@ -43,9 +43,18 @@ class Sandwich(Scheme):
       dim: channels of the encodings, even; apart from any size of the model.
       base: of the wavelengths, which grow from `2 pi` towards `2 pi base` positions.
       first_index: the first k: 1 as in the paper's sum (and NeMo), 0 as in a sinusoidal encoding.
+
+    Training and evaluation:
+      The bias is known at every distance, falls on the whole, with ripples, and is never below `-dim / (8 h/H)`: the
+      farthest keys keep some weight, where ALiBi's lose all. Nothing clamps.
+
+    Where implementations differ:
+      k runs from 1 to dim/2 in the paper's sum and in NeMo (the default), from 0 in a sinusoidal encoding (`first_index=0`);
+      an older NeMo had one frequency fewer and no cosine. `dim` belongs to the bias and not to the model (128 in the paper).
     """
     formula = "logit + (sum_k cos((i - j) base^(-2k/dim)) - dim/2) / (8h/H)"
     reference = "Chi et al. 2023, arXiv 2212.10356"
+    cost = "a product of encodings: O(dim T^2), and bias: O(T^2) a head"
     relative = True
 
     def __init__(self, *, dim=128, base=10_000.0, first_index=1, **dims):

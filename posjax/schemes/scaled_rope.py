@@ -26,15 +26,38 @@ class ScaledRoPE(RoPE):
       factor: how many times the original context is wanted; 1 is no extension.
       original_max_position_embeddings: tokens that the model was trained with.
       ramp: of yarn: "index" (all checkpoints) or "rotations" (the paper).
-      beta_fast, beta_slow, truncate, attention_factor, mscale, mscale_all_dim: of yarn; the betas of ntk_by_parts too.
-      low_freq_factor, high_freq_factor: of llama3.
-      short_factor, long_factor: of longrope, a number for each pair; `attention_factor` is its amplitude.
+      beta_fast, beta_slow: of yarn and ntk_by_parts: pairs that turn more often in the original length are kept (None for 32),
+        pairs that turn less are divided by the factor (None for 1).
+      truncate: of yarn: whether the bounds of the ramp are rounded outwards, to whole pairs (None for True).
+      attention_factor: of yarn and longrope: the amplitude; None for yarn's `0.1 ln(factor) + 1`, or longrope's own.
+      mscale, mscale_all_dim: of yarn, together: the amplitude is the ratio of `0.1 mscale ln(factor) + 1` of both.
+      low_freq_factor, high_freq_factor: of llama3: as beta_slow and beta_fast, without defaults.
+      short_factor, long_factor: of longrope: divisors, one for each pair, up to the original length and beyond it.
+
+    Training and evaluation:
+      "linear", "ntk", "ntk_by_parts", "yarn" and "llama3" rotate alike at every length, so also short sequences as scaled.
+      "dynamic", "dynamic_paper" and "longrope" change past the original length, each row by its own length, and rotate its
+      earlier keys anew. At factor 1 (longrope: and divisors of 1) each is plain rope bit for bit. Nothing clamps.
+
+    Where implementations differ:
+      - dynamic: Hugging Face's base grows by `factor * length / L - (factor - 1)`, the YaRN paper's by `length / L`
+        ("dynamic_paper"): from 10000 to 30528 and 20221 at twice the length (Dh 128, factor 2). vLLM fixes one for all lengths.
+      - yarn, ramp: all code has it linear in the index of the pair (the default), the paper in turns ("rotations"): up to 4.3
+        times apart on single pairs (the settings of DeepSeek-V3, gpt-oss). Its bounds are rounded in all but gpt-oss
+        (`truncate=False`), and clamped to r - 1 as in Hugging Face, where others clamp to the last pair. Where no pair turns
+        once in L, Hugging Face scales none; here all but the first are.
+      - yarn, length: it applies at all lengths, as there; DeepSeek's own code applies it only where the context exceeds L.
+      - yarn, amplitude: `attention_factor` replaces it, as there (vLLM multiplies); `mscale` without `mscale_all_dim` does
+        nothing, as there (DeepSeek's code uses it). DeepSeek's factor on the softmax scale comes apart (a temperature).
+      - longrope: a row switches by its own length (Hugging Face: by the longest of the batch; vLLM: once, at start-up), with
+        one amplitude at all lengths (PhiMoE has two). The paper's unscaled first tokens are left out, as by everyone.
 
     Raises:
       ValueError: one that the `rope_type` does not use, or misses.
     """
     formula = "as rope, theta_k and the amplitude of q and k changed by linear, NTK, dynamic, YaRN, LongRoPE or Llama 3 scaling"
     reference = "Chen et al. 2023, arXiv 2306.15595; Peng et al. 2023, arXiv 2309.00071; Ding et al. 2024, arXiv 2402.13753"
+    cost = "rotates q and k: O(T Dh) a head; a cache keeps raw keys where the length matters"
 
     def __init__(self, *, base=10_000.0, fraction=1.0, layout="half_split", rope_type="default", factor=None,
                  original_max_position_embeddings=None, ramp="index", beta_fast=None, beta_slow=None, truncate=None,
@@ -65,6 +88,9 @@ class ScaledRoPE(RoPE):
     def frequencies(self, length=None):
         """Inverse frequencies, float64 `[r / 2]`, and amplitude for a length, on the host."""
         return scale(Plain(self.base, self.head_dim, self.rotary_dim, length), self.rope_type, dict(self.options))
+
+    def plain(self):
+        return super().rotary()
 
     def rotary(self, length=None):
         if length is None or isinstance(length, int | np.integer):

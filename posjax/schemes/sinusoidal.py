@@ -22,9 +22,19 @@ class Sinusoidal(Scheme):
         sines before all cosines, as tensor2tensor and fairseq.
       exponent: "paper" divides k by D/2; "tensor2tensor" by D/2 - 1, so that the last wavelength is `2 pi * base`.
       scale: factor on the encoding, whose channels have the size of 0.7; token embeddings are scaled to match.
+
+    Training and evaluation:
+      Positions beyond the trained ones are computed like any other and nothing clamps, but the vectors that they make are
+      new to every layer. The angles are right to 1e-6 rad at any int32 position.
+
+    Where implementations differ:
+      The paper interleaves sines and cosines and divides k by D/2: the default. tensor2tensor and fairseq concatenate them
+      and divide by D/2 - 1 (layout "concatenated", exponent "tensor2tensor"); DeepMind's randomised positions concatenate
+      and divide by D/2. x-transformers learns a scale, from `D ** -0.5` on; here `scale` is fixed, and 1. An odd D raises.
     """
     formula = "x + [sin, cos](p * base^(-2k/D))"
     reference = "Vaswani et al. 2017, arXiv 1706.03762"
+    cost = "adds sines and cosines to each token, once: O(T D)"
 
     def __init__(self, *, base=10_000.0, layout="interleaved", exponent="paper", scale=1.0, **dims):
         super().__init__(**dims)

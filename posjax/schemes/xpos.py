@@ -19,12 +19,12 @@ class XPos(RoPE):
     `zeta_k = (2k / Dh + gamma) / (1 + gamma)`. Sun et al. 2022 (arXiv 2212.10554).
 
     One side grows as the other shrinks, so c decides only which positions fit into the numbers of a dtype: those up to
-    26,770 from c in float32 and bfloat16, 2,974 in float16 (with the defaults, at any head_dim). A position beyond is an
-    error where its value can be read, and NaN under jit.
+    26,770 from c in float32 and bfloat16, 2,974 in float16 (with the defaults, at any head_dim), where channels of up to 45
+    (float16; 2**32 in the others) still fit. A position beyond is an error where its value can be read, and NaN under jit.
 
     Args:
       base: as in rope.
-      scale_base: B, positions over which the fastest pair decays to its zeta.
+      scale_base: B, positions over which a pair decays by its zeta.
       gamma: how much milder the decay is than `2k / Dh` alone, above 0.
       center: c, a position; keys stay in a cache as they were made. None for the middle of the sequence, as published,
         which fits twice as many positions but moves as the sequence grows: a cache then keeps raw keys.

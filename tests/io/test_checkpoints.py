@@ -56,6 +56,14 @@ np.testing.assert_array_equal(jax.random.key_data(back["keys"]), before[1])
 assert jax.dtypes.issubdtype(back["keys"].dtype, jax.dtypes.prng_key) and back["step"] == 7
 """
 
+ONE_DEVICE = """
+import sys
+import jax
+from posjax.io.checkpoints import restore_params
+assert jax.device_count() == 1
+assert restore_params(sys.argv[1])[1]["w"].shape == (2, 500_000)
+"""
+
 
 def run_script(script, *args, **env):
     return subprocess.run([sys.executable, "-W", "error", "-c", script, *map(str, args)], check=False,
@@ -219,6 +227,9 @@ def test_a_sharded_state_survives_donation_and_comes_back_sharded(tmp_path):
     result = run_script(SHARDED, tmp_path, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""  # orbax has nothing to say
+    # Parameters can be read where there are fewer devices than wrote them.
+    result = run_script(ONE_DEVICE, tmp_path, XLA_FLAGS="--xla_force_host_platform_device_count=1", JAX_PLATFORMS="cpu")
+    assert result.returncode == 0, result.stderr
 
 
 def test_orbax_says_nothing_when_all_is_well(tmp_path, capfd):
