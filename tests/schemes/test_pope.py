@@ -1,11 +1,13 @@
 """PoPE: its definition in float64, its phases, and that none of them gets stuck."""
-import conformance
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from posjax import conformance
+from posjax.conformance.expect import differ
+from posjax.conformance.layer import inputs, project
 from posjax.errors import UserError
 from posjax.schemes.attend import attend
 from posjax.schemes.pope import bounded
@@ -13,7 +15,7 @@ from posjax.schemes.registry import make_scheme
 
 
 def pope(**hyper):
-    return make_scheme("pope", **conformance.DIMS, **{"rngs": nnx.Rngs(0), "delta_init": "uniform"} | hyper)
+    return make_scheme("pope", num_heads=4, head_dim=8, **{"rngs": nnx.Rngs(0), "delta_init": "uniform"} | hyper)
 
 
 def oracle(q, k, q_positions, k_positions, delta, base=1e4):
@@ -34,7 +36,7 @@ def oracle(q, k, q_positions, k_positions, delta, base=1e4):
 def test_scores_are_those_of_the_definition(groups, first):
     # A phase of the wrong sign or head, frequencies of pairs, float32 angles.
     scheme = pope(base=500.0)
-    q, k, _ = conformance.project(conformance.inputs(), groups=groups)
+    q, k, _ = project(scheme, inputs(scheme), groups=groups)
     positions = np.arange(9) + first
     rotated = scheme.rotate(q[:, 4:], k, positions[4:], positions)
     assert [x.shape for x in rotated] == [(2, 5, 4, 16), (2, 9, groups, 16)]
@@ -42,12 +44,13 @@ def test_scores_are_those_of_the_definition(groups, first):
     expected = oracle(q[:, 4:], k, positions[4:], positions, scheme.delta[...], 500.0)
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
     # The longest single product is about 5: phases of the other sign are off by as much.
-    conformance.differ(oracle(q[:, 4:], k, positions[4:], positions, -scheme.delta[...], 500.0), expected, by=1.0)
+    differ(oracle(q[:, 4:], k, positions[4:], positions, -scheme.delta[...], 500.0), expected, by=1.0)
 
 
 def test_logits_are_divided_by_the_root_of_the_head_dim():
     # Of the doubled channels, that is sqrt(2) less.
-    scheme, (q, k, v) = pope(), conformance.project(conformance.inputs())
+    scheme = pope()
+    q, k, v = project(scheme, inputs(scheme))
     scores = oracle(q, k, np.arange(9), np.arange(9), scheme.delta[...]) / np.sqrt(8)
     weights = np.exp(np.where(np.tri(9, dtype=bool), scores, -np.inf))
     expected = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
@@ -69,9 +72,10 @@ def test_no_phase_gets_stuck():
     np.testing.assert_array_equal(pullback(-jnp.ones(5))[0], [-1, -1, -1, -1, 0])
 
 
-@pytest.mark.parametrize("check", [conformance.check_gradients, conformance.check_grouped_heads])
+@pytest.mark.parametrize("check", [check for check in conformance.CHECKS if "gradients" in check.__name__ or
+                                   "grouped" in check.__name__], ids=lambda check: check.__name__)
 def test_conforms_away_from_zero(check):
-    check(lambda rngs=None: pope())
+    check(conformance.subject("pope", delta_init="uniform"))
 
 
 @pytest.mark.parametrize(("hyper", "message"), [

@@ -1,19 +1,22 @@
 """xPos: the numbers of other libraries, the center that changes nothing, and the end of a dtype's range."""
+import functools
 import pathlib
 
-import conformance
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from posjax import conformance
+from posjax.conformance.expect import differ, same
+from posjax.conformance.layer import inputs, project
 from posjax.errors import UserError
 from posjax.schemes.attend import attend
 from posjax.schemes.registry import make_scheme
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 GOLD = np.load(DATA / "xpos.npz")  # queries, keys and float64 scores of the posjax-gold shared set; they depend on no center
-INPUTS = np.load(DATA / "biases.npz")  # queries, keys and values of its attention outputs, which are in xpos.npz
+INPUTS = np.load(DATA / "attention_outputs.npz")  # queries, keys and values of its attention outputs, which are in xpos.npz
 CENTERS = [None, 0, 6, 40]
 REACH = 26_770  # positions from the center in float32, with the defaults
 
@@ -22,9 +25,14 @@ def xpos(head_dim=8, num_heads=4, **hyper):
     return make_scheme("xpos", num_heads=num_heads, head_dim=head_dim, **hyper)
 
 
+@functools.cache
+def fixed():
+    return conformance.subject("xpos", center=3, layout="half_split", scale_base=32.0)
+
+
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_conforms_with_a_fixed_center(check):
-    check(lambda: xpos(center=3, layout="half_split", scale_base=32.0))
+    check(fixed())
 
 
 @pytest.mark.parametrize("center", CENTERS)
@@ -51,7 +59,7 @@ def test_attention_equals_a_float64_oracle(heads):
 
 @pytest.mark.parametrize("first", [0, REACH - 8, 2 * REACH - 8])
 def test_scores_do_not_depend_on_the_center_however_far(first):
-    q, k, _ = conformance.project(conformance.inputs())
+    q, k, _ = project(xpos(), inputs(xpos()))
     positions = np.arange(9) + first
     centers = [center for center in (None, 0, 9_000, REACH) if first + 8 <= (2 * REACH if center is None else center + REACH)]
     assert None in centers and REACH in centers
@@ -71,7 +79,7 @@ def test_the_range_ends_with_an_error_or_nan_and_never_before(center, dtype, rea
     scheme, last = xpos(center=center), (2 * reach if center is None else center + reach)
     if dtype == jnp.float32:
         assert scheme.max_length == last + 1
-    x = jnp.asarray(conformance.inputs(2, batch=1).reshape(1, 2, 4, 8) * 10, dtype)
+    x = jnp.asarray(inputs(xpos(), 2, batch=1).reshape(1, 2, 4, 8) * 10, dtype)
     inside, beyond = np.array([0, last]), np.array([0, last + 1])
     for rotate in (scheme.rotate, jax.jit(scheme.rotate)):
         for side in rotate(x, x, inside, inside):
@@ -85,11 +93,11 @@ def test_the_range_ends_with_an_error_or_nan_and_never_before(center, dtype, rea
 
 def test_a_moving_center_needs_raw_keys_and_a_fixed_one_does_not():
     assert xpos().depends_on_length and not xpos(center=0).depends_on_length
-    x = conformance.project(conformance.inputs())[1]
+    x = project(xpos(), inputs(xpos()))[1]
     longer, shorter = (xpos().rotate(x[:, :n], x[:, :n], np.arange(n), np.arange(n))[1] for n in (9, 5))
-    conformance.differ(longer[:, :5], shorter)
+    differ(longer[:, :5], shorter)
     longer, shorter = (xpos(center=0).rotate(x[:, :n], x[:, :n], np.arange(n), np.arange(n))[1] for n in (9, 5))
-    conformance.same(longer[:, :5], shorter)
+    same(longer[:, :5], shorter)
 
 
 @pytest.mark.parametrize(("hyper", "message"), [
@@ -108,6 +116,6 @@ def test_bad_values_are_refused(hyper, message):
 
 
 def test_a_key_after_its_query_is_refused():
-    q, k, v = conformance.project(conformance.inputs())
+    q, k, v = project(xpos(), inputs(xpos()))
     with pytest.raises(UserError, match="XPos is defined under the causal mask only"):
         attend(xpos(), q, k, v, causal=False)
