@@ -47,17 +47,21 @@ def fail(message, code):
 
 
 def parse(argv):
-    """The arguments, and the overrides: of a config, as `{"train.steps": "500"}`; with `inspect`, of a scheme."""
+    """The arguments, and the overrides: of a config, as `{"train.steps": "500"}`; with `inspect`, of a scheme.
+
+    `arguments.policy` is what `eval` changes of the position policy.
+    """
     parser = make_parser()
-    rest, overrides = [], {}
+    rest, values = [], {"--config.": {}, "--positions.": {}}
+    overrides = values["--config."]
     words = iter(argv)
     for word in words:
-        if word.startswith("--config."):
-            key, equals, value = word.removeprefix("--config.").partition("=")
+        if prefix := next((p for p in values if word.startswith(p)), None):
+            key, equals, value = word.removeprefix(prefix).partition("=")
             if not equals and (value := next(words, None)) is None:
-                raise UserError(f"--config.{key} needs a value: --config.{key}=VALUE.")
-            overrides[key] = value
-            if key == "imports":
+                raise UserError(f"{prefix}{key} needs a value: {prefix}{key}=VALUE.")
+            values[prefix][key] = value
+            if prefix == "--config." and key == "imports":
                 raise UserError("imports is set with --import=MODULE_OR_FILE.")
         else:
             rest.append(word)
@@ -69,6 +73,7 @@ def parse(argv):
     if unknown:
         options = sorted(arguments.parser._option_string_actions)
         options += ["--config.KEY"] if hasattr(arguments, "config") else []
+        options += ["--positions.KEY"] if hasattr(arguments, "positions") else []
         close = difflib.get_close_matches(unknown[0].split("=")[0].split(".")[0], options, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint} Known: {', '.join(options)}.")
@@ -76,6 +81,11 @@ def parse(argv):
         raise UserError("--config=FILE is missing, as --config=configs/copy.py:rope.")
     if overrides and not hasattr(arguments, "config"):
         raise UserError(f"--config.{next(iter(overrides))} is only for train and sweep.")
+    if (policy := values["--positions."]) and not hasattr(arguments, "positions"):
+        raise UserError(f"--positions.{next(iter(policy))} is only for eval.")
+    if getattr(arguments, "positions", None) is not None:
+        policy["name"] = arguments.positions
+    arguments.policy = policy or None
     return arguments, overrides
 
 
@@ -122,6 +132,8 @@ def make_parser():
     evaluate.add_argument("run", metavar="RUN", help="run directory")
     evaluate.add_argument("--lengths", help="as 64,128,256")
     evaluate.add_argument("--num_examples", type=int, help="a length and a seed (default: the config's)")
+    evaluate.add_argument("--positions", metavar="POLICY", help="another position policy than the config's, as "
+                          "--positions=even --positions.max_position=512 (posjax list policies)")
 
     sweep = add("sweep", sweep_command, "Run all configs of a sweep: skips the finished, resumes the interrupted.", epilog=EPILOG)
     sweep.add_argument("--config", metavar="FILE[:ARG]", help="a config file that defines sweep()")
@@ -206,7 +218,7 @@ def eval_command(arguments, _):
         raise UserError(f"--lengths={arguments.lengths} cannot be read; give numbers with commas, as 64,128,256.") from None
     run = runs.load_run(arguments.run)
     use_cpu_devices(run.config.num_seeds)
-    rows = run.evaluate(lengths, arguments.num_examples)
+    rows = run.evaluate(lengths, arguments.num_examples, positions=arguments.policy)
     print(f"{len(rows)} records added to {run.path / 'evals.jsonl'}.")
     for status in sorted({row["status"] for row in rows} - {"ok"}):
         print(f"Length {', '.join(sorted({str(row['length']) for row in rows if row['status'] == status}, key=int))}: {status}.")

@@ -95,6 +95,12 @@ class Registry:
             raise
 
 
+def described(section):
+    """A part of a config that names a registered thing, in one line: "even (max_position=40)"."""
+    own = ", ".join(f"{key}={value}" for key, value in section.items() if key != "name")
+    return f"{section['name']} ({own})" if own else section["name"]
+
+
 def _is_a(value, annotation):
     """Whether `value` is of a type, or of one of a union, as far as the annotation says; an int is a float."""
     kinds = annotation.__args__ if isinstance(annotation, types.UnionType) else (annotation,)

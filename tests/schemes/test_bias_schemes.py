@@ -1,4 +1,4 @@
-"""Schemes that add a bias to the logits: gold numbers, starts, far distances, and what they refuse."""
+"""Schemes that add a bias to the logits: starts, buckets, far distances, and what they refuse."""
 import decimal
 import functools
 import json
@@ -21,28 +21,6 @@ from posjax.schemes.kerple import clamp
 from posjax.schemes.registry import SCHEMES, make_scheme
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
-GOLD = np.load(DATA / "biases.npz")
-T5_HYPER = {"num_buckets": 8, "max_distance": 16}
-FIRE_SHORT = {"mlp_width": 8, "c": 1.7, "threshold": 8.0}
-
-# Of each gold entry: the scheme, its hyper-parameters, the entry with its learned parameters or None.
-ENTRIES = {
-    "alibi": ("alibi", {}, None),
-    "alibi_window3": ("alibi", {}, None),
-    "bidirectional/alibi_symmetric": ("alibi", {"learned": True}, None),
-    "hard_alibi": ("hard_alibi", {}, None),
-    "t5": ("t5", T5_HYPER, "t5"),
-    "t5_unscaled": ("t5", T5_HYPER | {"scaled": False}, "t5"),
-    "bidirectional/t5_unscaled": ("t5", T5_HYPER | {"scaled": False, "bidirectional": True}, "t5"),
-    "kerple_log": ("kerple", {}, "kerple_log"),
-    "kerple_power": ("kerple", {"kind": "power"}, "kerple_power"),
-    "sandwich": ("sandwich", {"dim": 32}, None),
-    "sandwich_from0": ("sandwich", {"dim": 32, "first_index": 0}, None),
-    "fire": ("fire", {"mlp_width": 8}, "fire"),
-    "fire_short_threshold": ("fire", FIRE_SHORT, "fire"),
-    "fire_offset40": ("fire", FIRE_SHORT, "fire"),
-}
-NAMES = {"table": "table", "r1": "r1", "r2": "r2", "hidden_kernel": "w1", "hidden_bias": "b1", "out_kernel": "w2"}
 
 
 def make(name, *, num_heads=4, head_dim=8, seed=0, **hyper):
@@ -52,44 +30,6 @@ def make(name, *, num_heads=4, head_dim=8, seed=0, **hyper):
 def block(scheme, q_positions, k_positions):
     """The bias `[..., H, Q, K]` of positions given as numbers."""
     return np.asarray(scheme.bias().block(jnp.asarray(q_positions, jnp.int32), jnp.asarray(k_positions, jnp.int32)))
-
-
-def gold_scheme(entry, heads):
-    name, hyper, learned = ENTRIES[entry]
-    if entry == "hard_alibi" and heads == 6:
-        hyper = {"windows": (1, 2, 3, 4)}
-    scheme = make(name, num_heads=heads, head_dim=16, **hyper)
-    for mine, theirs in NAMES.items() if learned else ():
-        if (key := f"H{heads}/{learned}/{theirs}") in GOLD:
-            value = GOLD[key].T if theirs == "w2" else GOLD[key]
-            getattr(scheme, mine)[...] = jnp.asarray(value)
-    if entry in ("fire_short_threshold", "fire_offset40"):
-        scheme.threshold_factor[...] = jnp.float32(-0.75)
-    return scheme
-
-
-@pytest.mark.parametrize("heads", [4, 6])
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_biases_and_outputs_are_those_of_the_definition(entry, heads):
-    if entry.startswith("bidirectional") and heads == 6:
-        pytest.skip("no gold numbers")
-    scheme, causal = gold_scheme(entry, heads), not entry.startswith("bidirectional")
-    positions = np.arange(17, dtype=np.int32) + (40 if entry == "fire_offset40" else 0)
-    base = {"alibi_window3": "alibi", "t5_unscaled": "t5"}.get(entry, entry)
-    if (key := f"H{heads}/{base}/bias") in GOLD:
-        expected, actual = GOLD[key], block(scheme, positions, positions)
-        if entry.startswith("fire"):
-            actual = actual + GOLD[f"H{heads}/fire/b2"][:, None, None]  # the same for all keys: left out here
-        if causal:
-            expected, actual = np.tril(expected), np.tril(actual)
-        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
-    q, k, v = (GOLD[f"H{heads}/{name}"] for name in "qkv")
-    expected = GOLD[f"H{heads}/{entry}/out"]
-    for backend, queries in (("reference", 17), ("dense", 17), ("dense", 1)):
-        out = attend(scheme, q[:, -queries:], k, v, q_positions=positions[-queries:], k_positions=positions,
-                     causal=causal, window=3 if entry == "alibi_window3" else None, backend=backend)
-        # Of another order of summing the softmax 4e-6, in float32.
-        np.testing.assert_allclose(out, expected[:, -queries:], rtol=0, atol=2e-5)
 
 
 VARIANTS = [("alibi", {"learned": True}), ("kerple", {"kind": "power"}), ("hard_alibi", {"windows": (4, 2, 1)}),
@@ -125,12 +65,11 @@ def test_positions_matter(name):
 @pytest.mark.parametrize(("name", "hyper"), [("alibi", {}), ("alibi", {"learned": True}), ("hard_alibi", {}), ("kerple", {}),
                                              ("kerple", {"kind": "power"}), ("sandwich", {})], ids=str)
 def test_biases_fall_on_both_sides_of_the_query(name, hyper):
-    # Right below the diagonal only; and constant for a single query.
+    # Right below the diagonal only.
     bias = block(make(name, **hyper), range(9), range(9))
     np.testing.assert_array_equal(bias, bias.transpose(0, 2, 1))
     assert np.abs(np.diagonal(bias, axis1=1, axis2=2)).max() < 1e-5
     assert bias.max() < 1e-5
-    np.testing.assert_allclose(block(make(name, **hyper), [8], range(9))[:, 0], bias[:, -1], rtol=0, atol=1e-5)
     assert np.ptp(bias[0, -1]) > 0
 
 

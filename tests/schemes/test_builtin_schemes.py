@@ -39,16 +39,6 @@ def test_alibi_bias_falls_on_both_sides():
     np.testing.assert_array_equal(LinearBias(jnp.array([1.0])).block(jnp.array([3]), jnp.arange(4))[0, 0], [-3, -2, -1, 0])
 
 
-def test_sinusoidal_tables():
-    gold = json.loads((DATA / "sinusoidal.json").read_text())
-    positions = jnp.asarray(gold["positions"], jnp.int32)
-    for entry in gold["entries"]:
-        scheme = make_scheme("sinusoidal", num_heads=1, head_dim=entry["dim"], layout=entry["layout"],
-                             exponent=entry["exponent"])
-        # Exact phases leave the rounding of an angle of up to pi, 2e-7, at every position (up to 131071 here).
-        np.testing.assert_allclose(scheme.encoding(positions), entry["values"], rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("offset", [0, 2])
 @pytest.mark.parametrize("position", [12, 40, -1, 2**31 - 1])
 def test_a_learned_table_has_no_row_past_its_end(position, offset):
