@@ -52,21 +52,6 @@ def test_every_scaling_is_tested_here():
     assert set(KEYS) == set(SCALINGS)
 
 
-@pytest.mark.parametrize("length", [None, 100, 256, 1000])
-@pytest.mark.parametrize("rope_type", sorted(set(KEYS) - NO_FACTOR))
-def test_factor_1_is_plain_rope_bit_for_bit(rope_type, length):
-    inv_freq, amplitude = scaled(rope_type, length=length, factor=1.0, **KEYS[rope_type])
-    np.testing.assert_array_equal(inv_freq, PLAIN)
-    assert amplitude == 1.0
-
-
-@pytest.mark.parametrize("length", [None, 1, 255, 256])
-@pytest.mark.parametrize(("rope_type", "factor"), [("dynamic", {"factor": 3.7}), ("dynamic_paper", {})])
-def test_dynamic_up_to_the_original_length_is_plain_bit_for_bit(rope_type, factor, length):
-    # A static base, and a ratio below 1.
-    np.testing.assert_array_equal(scaled(rope_type, length=length, **KEYS[rope_type], **factor)[0], PLAIN)
-
-
 def test_published_bases():
     for factor, base in ((4.0, 40889.94243248622), (8.0, 82684.62264056221)):
         inv_freq, _ = scaled("ntk", 128, factor=factor)
