@@ -135,6 +135,20 @@ def test_an_oracle_scores_one_and_the_row_says_what_was_evaluated():
         assert row["loss"] < 1e-6
 
 
+@pytest.mark.parametrize("policy", ["coupled", "sequential"])
+def test_the_decoder_gets_the_positions_of_the_policy(policy):
+    # Positions that fall along a row, cut off at that of the last token, as those of a table's end are.
+    def apply(params, tokens, positions):  # knows reverse's answer from positions alone: the first token one place before
+        found = positions[:, None, :] == positions[:, :, None] - 1
+        return 30.0 * jax.nn.one_hot(jnp.take_along_axis(tokens, found.argmax(-1), 1), 9)
+    experiment, params, _ = made(task="reverse", positions__eval=policy)
+    kept = {name: getattr(experiment, name) for name in ("task", "eval_policy", "config", "max_length")}
+    evaluate = Evaluator(types.SimpleNamespace(**kept, apply=lambda params, tokens, positions: apply(
+        params, tokens, jnp.broadcast_to(positions, tokens.shape))), MESH)
+    for row in rows_of((experiment, params, evaluate), (4, 9), 20):
+        assert row["exact_match"] == (1.0 if policy == "coupled" else pytest.approx(0.0, abs=0.2))
+
+
 def begins_with_4(tokens):
     return tokens[:, 1] == 4
 
