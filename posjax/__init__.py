@@ -7,6 +7,7 @@ import importlib
 
 _PUBLIC = {
     "posjax.config": ("default_config", "load_config"),
+    "posjax.conformance.runner": ("check_scheme",),
     "posjax.errors": ("UserError",),
     "posjax.inspection.panels": ("inspect",),
     "posjax.models.decoder": ("Decoder", "DecoderConfig"),

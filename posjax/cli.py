@@ -1,4 +1,4 @@
-"""The command line: posjax train | eval | sweep | report | inspect | list.
+"""The command line: posjax train | eval | sweep | report | inspect | list | check-scheme.
 
 Arguments are read before anything heavy is imported. A user's mistake ends in one line and exit code 2.
 """
@@ -11,7 +11,7 @@ import sys
 from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
-COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list")
+COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list", "check-scheme")
 LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
@@ -47,27 +47,33 @@ def fail(message, code):
 
 
 def parse(argv):
-    """The arguments, and the overrides: of a config, as `{"train.steps": "500"}`; with `inspect`, of a scheme."""
+    """The arguments, and the overrides: of a config, as `{"train.steps": "500"}`; with `inspect`, of a scheme.
+
+    `arguments.policy` is what `eval` changes of the position policy.
+    """
     parser = make_parser()
-    rest, overrides = [], {}
+    rest, values = [], {"--config.": {}, "--positions.": {}}
+    overrides = values["--config."]
     words = iter(argv)
     for word in words:
-        if word.startswith("--config."):
-            key, equals, value = word.removeprefix("--config.").partition("=")
+        if prefix := next((p for p in values if word.startswith(p)), None):
+            key, equals, value = word.removeprefix(prefix).partition("=")
             if not equals and (value := next(words, None)) is None:
-                raise UserError(f"--config.{key} needs a value: --config.{key}=VALUE.")
-            overrides[key] = value
-            if key == "imports":
+                raise UserError(f"{prefix}{key} needs a value: {prefix}{key}=VALUE.")
+            values[prefix][key] = value
+            if prefix == "--config." and key == "imports":
                 raise UserError("imports is set with --import=MODULE_OR_FILE.")
         else:
             rest.append(word)
     if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
         raise mistyped("command", rest[0], COMMANDS)
     arguments, unknown = parser.parse_known_args(rest)
-    hyper = arguments.command is inspect_command
-    if unknown and not hyper:
+    if hasattr(arguments, "hyper"):
+        arguments.hyper, unknown = hyper_words(unknown), []
+    if unknown:
         options = sorted(arguments.parser._option_string_actions)
         options += ["--config.KEY"] if hasattr(arguments, "config") else []
+        options += ["--positions.KEY"] if hasattr(arguments, "positions") else []
         close = difflib.get_close_matches(unknown[0].split("=")[0].split(".")[0], options, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint} Known: {', '.join(options)}.")
@@ -75,7 +81,25 @@ def parse(argv):
         raise UserError("--config=FILE is missing, as --config=configs/copy.py:rope.")
     if overrides and not hasattr(arguments, "config"):
         raise UserError(f"--config.{next(iter(overrides))} is only for train and sweep.")
-    return arguments, hyper_words(unknown) if hyper else overrides
+    if (policy := values["--positions."]) and not hasattr(arguments, "positions"):
+        raise UserError(f"--positions.{next(iter(policy))} is only for eval.")
+    if getattr(arguments, "positions", None) is not None:
+        policy["name"] = arguments.positions
+    arguments.policy = policy or None
+    return arguments, overrides
+
+
+def hyper_words(words):
+    """`{"base": "500"}` of `--base=500`."""
+    hyper = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key.startswith("--"):
+            raise UserError(f"Unknown argument {word!r}. Hyper-parameters are given as --KEY=VALUE.")
+        if not equals:
+            raise UserError(f"{key} needs a value: {key}=VALUE.")
+        hyper[key.removeprefix("--")] = value
+    return hyper
 
 
 class Parser(argparse.ArgumentParser):
@@ -108,6 +132,8 @@ def make_parser():
     evaluate.add_argument("run", metavar="RUN", help="run directory")
     evaluate.add_argument("--lengths", help="as 64,128,256")
     evaluate.add_argument("--num_examples", type=int, help="a length and a seed (default: the config's)")
+    evaluate.add_argument("--positions", metavar="POLICY", help="another position policy than the config's, as "
+                          "--positions=even --positions.max_position=512 (posjax list policies)")
 
     sweep = add("sweep", sweep_command, "Run all configs of a sweep: skips the finished, resumes the interrupted.", epilog=EPILOG)
     sweep.add_argument("--config", metavar="FILE[:ARG]", help="a config file that defines sweep()")
@@ -135,12 +161,22 @@ def make_parser():
     inspect.add_argument("--seed", type=int, help="of what is learned, or of the run (default: 0, or the run's first)")
     inspect.add_argument("--out", help="the PNG file (default inspect_SCHEME.png); the numbers are written beside it")
     imports(inspect)
+    inspect.set_defaults(hyper={})
 
     listing = add("list", list_command, "List what there is.")
     listing.add_argument("what", nargs="?", help=", ".join(LISTED))
     listing.add_argument("--json", action="store_true", help="as JSON, with the hyper-parameters of schemes too")
     listing.add_argument("--pages", metavar="DIR", help="of schemes: write a page for each, and their index, into a folder")
     imports(listing)
+
+    check = add("check-scheme", check_command, "Check a positional scheme, your own too: what holds and what fails.",
+                epilog="Hyper-parameters of the scheme: --KEY=VALUE, as --base=500000.")
+    check.add_argument("scheme", metavar="SCHEME", help="package.module:Class, path/to/file.py:Class, or a registered name")
+    check.add_argument("--num_heads", type=int, default=4, help="query heads (default 4)")
+    check.add_argument("--head_dim", type=int, default=8, help="channels a head (default 8)")
+    check.add_argument("--json", action="store_true", help="as JSON")
+    imports(check)
+    check.set_defaults(hyper={})
     return parser
 
 
@@ -183,7 +219,7 @@ def eval_command(arguments, _):
         raise UserError(f"--lengths={arguments.lengths} cannot be read; give numbers with commas, as 64,128,256.") from None
     run = runs.load_run(arguments.run)
     use_cpu_devices(run.config.num_seeds)
-    rows = run.evaluate(lengths, arguments.num_examples)
+    rows = run.evaluate(lengths, arguments.num_examples, positions=arguments.policy)
     print(f"{len(rows)} records added to {run.path / 'evals.jsonl'}.")
     for status in sorted({row["status"] for row in rows} - {"ok"}):
         print(f"Length {', '.join(sorted({str(row['length']) for row in rows if row['status'] == status}, key=int))}: {status}.")
@@ -226,26 +262,13 @@ def print_tables(records, *, markdown=False):
         print(markdown_table(summaries) if markdown else text_table(summaries))
 
 
-def hyper_words(words):
-    """`{"base": "500"}` of `--base=500`."""
-    hyper = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not key.startswith("--"):
-            raise UserError(f"Unknown argument {word!r}. Hyper-parameters are given as --KEY=VALUE.")
-        if not equals:
-            raise UserError(f"{key} needs a value: {key}=VALUE.")
-        hyper[key.removeprefix("--")] = value
-    return hyper
-
-
-def inspect_command(arguments, hyper):
+def inspect_command(arguments, _):
     from posjax import config as configs
     from posjax.inspection.command import inspect_to_files
     configs.import_modules(arguments.imports)
     names = ("num_heads", "head_dim", "layer", "seed", "train_length", "length", "head", "out")
     options = {name: getattr(arguments, name) for name in names}
-    figure, numbers = inspect_to_files(arguments.scheme, hyper, **options)
+    figure, numbers = inspect_to_files(arguments.scheme, arguments.hyper, **options)
     print(f"Figure: {figure}")
     print(f"Numbers: {numbers}")
 
@@ -268,6 +291,15 @@ def list_command(arguments, _):
         print(f"{len(pages.write_pages(arguments.pages, arguments.imports))} pages in {arguments.pages}")
     else:
         print(json.dumps(listing.rows(what), indent=2) if arguments.json else listing.text(listing.table(what)))
+
+
+def check_command(arguments, _):
+    from posjax import config as configs
+    from posjax.conformance import runner
+    sys.path.insert(0, "")  # as `python -m` has it: the user's package is in the folder at hand
+    configs.import_modules(arguments.imports)
+    return runner.command(arguments.scheme, arguments.hyper, num_heads=arguments.num_heads, head_dim=arguments.head_dim,
+                          as_json=arguments.json)
 
 
 if __name__ == "__main__":

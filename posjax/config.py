@@ -102,7 +102,7 @@ def load_config(spec, imports=(), **overrides):
 def config_module(spec):
     """The imported config file, and the argument after the colon or None."""
     path, _, argument = str(spec).partition(":")
-    return _import_file(_existing(path)), argument or None
+    return import_file(_existing(path)), argument or None
 
 
 def import_modules(names):
@@ -110,10 +110,8 @@ def import_modules(names):
     for name in map(str, names):
         if not name.endswith(".py"):
             run_file(f"Cannot import {name}", importlib.import_module, name)
-        elif pathlib.Path(name).is_file():
-            _import_file(pathlib.Path(name))
         else:
-            raise UserError(f"Cannot import {name}: no such file.")
+            import_file(pathlib.Path(name))
 
 
 def override(config, overrides):
@@ -135,7 +133,7 @@ def override(config, overrides):
         old = get(config, key)
         if isinstance(old, ConfigDict):
             raise UserError(f"{key} is a section of the config; set one of its keys: {', '.join(sorted(old))}.")
-        _set(config, key, _convert(key, value, old))
+        _set(config, key, convert(key, value, old))
     config.lock()
     return config
 
@@ -183,13 +181,17 @@ def run_file(what, function, *args):
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, SyntaxError) and error.filename:
-            place, message = f"{error.filename} line {error.lineno}", error.msg
-        else:
-            # The innermost line of the user's own: the libraries that it calls are not to blame.
-            own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-            place, message = (f"{own[-1].filename} line {own[-1].lineno}" if own else what), " ".join(str(error).split())
+        message, place = told(error, what)
         raise UserError(f"{place}: {type(error).__name__}: {message.rstrip('.')}.") from error
+
+
+def told(error, what):
+    """The message of an error in one line, and its place in the user's own code, or `what` if it is not there."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.msg, f"{error.filename} line {error.lineno}"
+    # The innermost line of the user's own: the libraries that it calls are not to blame.
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return " ".join(str(error).split()), f"{own[-1].filename} line {own[-1].lineno}" if own else what
 
 
 def _is_users(filename):
@@ -238,8 +240,10 @@ def _config_from_file(file):
     return config
 
 
-def _import_file(file):
+def import_file(file):
     """Imports a file under a name of its own."""
+    if not file.is_file():
+        raise UserError(f"Cannot import {file}: no such file.")
     name = "posjax_file_" + "".join(c if c.isalnum() else "_" for c in str(file.resolve()))
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
@@ -258,7 +262,7 @@ def _set(config, key, value):
         config[last] = value
 
 
-def _convert(key, value, old):
+def convert(key, value, old):
     """`value` in the type of `old`; strings, as a command line gives them, are read first."""
     given = value
     if isinstance(value, str) and isinstance(old, float) and value.lower().lstrip("+-") in ("nan", "inf", "infinity"):

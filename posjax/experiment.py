@@ -18,7 +18,7 @@ from posjax.schemes.layers import make_layers
 from posjax.schemes.positions import POLICIES
 from posjax.schemes.registry import make_scheme
 from posjax.schemes.temperature import TEMPERATURES
-from posjax.tasks.base import TASKS, Task
+from posjax.tasks.base import TASKS, Task, room
 
 # JAX keys and counters hold 32 bits; a seed beyond would be cut without a word.
 _LARGEST = 2**31 - 1
@@ -46,7 +46,7 @@ class Experiment:
         """
         _check_numbers(config)
         task = _make(TASKS, config.task)
-        train_policy, eval_policy = (_make(POLICIES, config.positions[part]) for part in ("train", "eval"))
+        train_policy, eval_policy = (make_policy(config, part) for part in ("train", "eval"))
         abstract = nnx.eval_shape(lambda: make_model(config, task.vocab_size, 0))
         graphdef, params = nnx.split(abstract)
         max_length = abstract.layers.max_length
@@ -107,6 +107,11 @@ def make_model(config, vocab_size, seed):
     return Decoder(sizes, make_layers(maker(config.scheme, config.temperature), sizes.depth, other=other, **layers), rngs=rngs)
 
 
+def make_policy(config, part):
+    """The position policy of a config for "train" or "eval"."""
+    return _make(POLICIES, config.positions[part])
+
+
 def _make(registry, section, **supplied):
     return registry.make(section.name, _hyper(section), **supplied)
 
@@ -165,8 +170,10 @@ def _check_lengths(config, task, train_policy, eval_policy, max_length):
     if not any(low <= length <= high for length in config.eval.lengths):
         raise UserError(f"eval.lengths {', '.join(map(str, config.eval.lengths))} has none of the training lengths "
                         f"{low} to {high}, without which nobody can say whether the scheme fits.")
-    train_policy.check(task.sequence_length(high) - 1)
-    span = train_policy.span(task.sequence_length(high) - 1)
+    needed = room(task, train_policy, high)
+    train_policy.check(needed)
+    span = train_policy.span(needed)
     if max_length is not None and span > max_length:
+        hint = f": set scheme.max_length to at least {span}" if "max_length" in config.scheme else ", which it cannot hold"
         raise UserError(f"scheme.max_length is {max_length}, but training reaches position {span - 1} "
-                        f"({config.task.name} of length {high}): set scheme.max_length to at least {span}.")
+                        f"({config.task.name} of length {high}){hint}.")

@@ -21,7 +21,7 @@ class Registry:
         self.kind = kind
         self._package = package
         self._entry_points = entry_points
-        self._supplied = frozenset(supplied)
+        self.supplied = frozenset(supplied)
         self._classes = {}
         self._loaded = False
 
@@ -49,14 +49,22 @@ class Registry:
 
     def hyper(self, name):
         """Hyper-parameters of `name` with their defaults, in the order of the constructor."""
+        return self.hyper_of(self.get(name))
+
+    def hyper_of(self, cls):
+        """As `hyper`, of a class that need not be registered."""
         # Of `__init__`, since a metaclass (Flax's) may hide the signature of the class.
-        parameters = list(inspect.signature(self.get(name).__init__).parameters.values())[1:]
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
         return {p.name: p.default for p in parameters
-                if p.name not in self._supplied and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+                if p.name not in self.supplied and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
     def make(self, name, hyper, **supplied):
         """Builds `name` from its hyper-parameters; an unknown or missing one is a `UserError`."""
-        cls, known = self.get(name), self.hyper(name)
+        return self.build(name, self.get(name), hyper, **supplied)
+
+    def build(self, name, cls, hyper, **supplied):
+        """As `make`, of a class that need not be registered; `name` is what messages call it."""
+        known = self.hyper_of(cls)
         for given in hyper:
             if given not in known:
                 raise unknown(f"hyper-parameter of {self.kind} {name}:", given, known)
@@ -85,6 +93,12 @@ class Registry:
         except BaseException:
             self._loaded = False  # the next call fails in the same words, not with an empty list of names
             raise
+
+
+def described(section):
+    """A part of a config that names a registered thing, in one line: "even (max_position=40)"."""
+    own = ", ".join(f"{key}={value}" for key, value in section.items() if key != "name")
+    return f"{section['name']} ({own})" if own else section["name"]
 
 
 def _is_a(value, annotation):

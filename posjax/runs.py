@@ -1,4 +1,5 @@
 """Runs from Python: make one, read one back, ask it for its model and for more lengths."""
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -60,10 +61,11 @@ class Run:
         """The raw records of evaluation, a dict for each step, seed, length and condition."""
         return self._records.evals()
 
-    def summary(self):
-        """The result over seeds, a `posjax.eval.statistics.Summary`."""
-        from posjax.eval.statistics import summarize
-        return summarize(self.evals(), self._records.config, finished=self.done is not None, failed=self._records.failed)
+    def summary(self, *, positions=None):
+        """The result over seeds, a `posjax.eval.statistics.Summary`, under `positions` as in `evaluate`."""
+        from posjax.eval.statistics import evaluated_positions, summarize
+        return summarize(self.evals(), self._records.config, finished=self.done is not None, failed=self._records.failed,
+                         positions=evaluated_positions(configs.to_json(self._config_with(positions))))
 
     def params(self):
         """`(step, params)` of the latest checkpoint; every leaf has a leading axis over seeds."""
@@ -83,23 +85,31 @@ class Run:
         index = experiment.seeds.index(seed)
         return nnx.merge(experiment.graphdef, jax.tree.map(lambda leaf: leaf[index], self.params()[1]))
 
-    def evaluate(self, lengths, num_examples=None):
+    def _config_with(self, positions):
+        return self.config if positions is None else configs.override(self.config, {"positions.eval": positions})
+
+    def evaluate(self, lengths, num_examples=None, *, positions=None):
         """Evaluates the latest checkpoint at more lengths and adds the raw records to evals.jsonl.
 
         Args:
           lengths: rising sizes, at least 1.
           num_examples: a length and a seed; None for the config's.
+          positions: a position policy to evaluate with, by name or as `{"name": "even", "max_position": 512}`; None for the
+            config's. The records name theirs, and no result mixes them.
 
         Returns:
           The new records.
 
         Raises:
-          ValueError: lengths that the task cannot fill, no checkpoint, or a run that another process is writing.
+          ValueError: an unknown policy or one without room, lengths that the task cannot fill, no checkpoint, or a run that
+            another process is writing.
         """
         from posjax.eval.extrapolation import Evaluator, check_eval_lengths
-        from posjax.experiment import Experiment
+        from posjax.experiment import Experiment, make_policy
         from posjax.train.replicas import place, replica_mesh, seeds_array
-        experiment = Experiment.build(self.config)
+        config = self._config_with(positions)
+        # With the config's own evaluation lengths, the other policy need have no room for them.
+        experiment = dataclasses.replace(Experiment.build(self.config), config=config, eval_policy=make_policy(config, "eval"))
         check_eval_lengths(experiment.task, experiment.eval_policy, lengths)
         num_examples = self.config.eval.num_examples if num_examples is None else num_examples
         if num_examples < 1:

@@ -9,7 +9,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture(autouse=True)
 def strict_dtypes(request):
     """posjax's array code mixes no dtypes. Only there: Flax and Optax do in places."""
-    if {"schemes", "ops", "tasks"}.isdisjoint(request.path.parts):
+    if {"schemes", "ops", "tasks", "conformance"}.isdisjoint(request.path.parts):
         yield
         return
     with jax.numpy_dtype_promotion("strict"):

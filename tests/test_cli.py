@@ -8,6 +8,7 @@ import sys
 import pytest
 import tiny
 
+from posjax import load_run
 from posjax.cli import main
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -118,6 +119,9 @@ def test_a_sweep_refuses_what_one_of_its_runs_does_not_know(ends_in_one_line):
     (["list", "schemes", "--config.train.steps=3"], ["--config.train.steps is only for train and sweep"]),
     (["report", "nowhere", "--config.train.steps=3"], ["--config.train.steps is only for train and sweep"]),
     (["eval", "nowhere", "--lengths=4", "--config=x"], ["Unknown argument '--config=x'"]),
+    (["report", "nowhere", "--positions.max_position=9"], ["--positions.max_position is only for eval"]),
+    (["eval", "nowhere", "--lengths=4", "--positions.max_position"], ["--positions.max_position needs a value"]),
+    (["eval", "nowhere", "--lengths=4", "--position=even"], ["Did you mean --positions"]),
 ])
 def test_a_mistake_in_a_command_ends_in_one_line(ends_in_one_line, words, says):
     ends_in_one_line(words, *says)
@@ -131,6 +135,10 @@ def test_a_mistake_in_a_command_ends_in_one_line(ends_in_one_line, words, says):
     (["--lengths=4", "--num_examples=0"], "num_examples is 0; it must be at least 1"),
     (["--lengths=4", "--num_examples=many"], "'many'"),
     (["--lengths=4", "--num_example=4"], "Did you mean --num_examples"),
+    (["--lengths=4", "--positions=evne"], "Unknown position policy 'evne'. Did you mean even"),
+    (["--lengths=4", "--positions=even", "--positions.max_positon=40"], "Did you mean positions.eval.max_position"),
+    (["--lengths=4", "--positions=even", "--positions.max_position=8"], "max_position 8, too small for 9 tokens"),
+    (["--lengths=4", "--positions=even", "--positions.max_position=far"], "'far' cannot be read"),
 ])
 def test_a_mistake_in_an_evaluation_leaves_the_records_alone(ends_in_one_line, finished, words, says):
     before = (finished / "evals.jsonl").read_text()
@@ -204,6 +212,25 @@ def test_eval_adds_records_at_more_lengths(finished, tmp_path, capsys):
     assert [(row["length"], row["seed"], row["step"], row["num_examples"]) for row in new] == [
         (3, 0, 5, 7), (3, 1, 5, 7), (12, 0, 5, 7), (12, 1, 5, 7)]
     assert "alibi" in capsys.readouterr().out
+
+
+def test_eval_under_another_position_policy_is_kept_apart(finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = (run / "evals.jsonl").read_text()
+    # Too few positions for the config's own evaluation lengths, and enough for the one asked for.
+    assert main(["eval", str(run), "--lengths=4", "--positions=even", "--positions.max_position=11"]) == 0
+    new = [json.loads(line) for line in (run / "evals.jsonl").read_text().removeprefix(before).splitlines()]
+    assert {row["positions"] for row in new} == {"even (max_position=11)"} and len(new) == 2
+    assert {json.loads(line)["positions"] for line in before.splitlines()} == {"sequential"}
+    out = capsys.readouterr().out
+    assert "alibi [positions even (max_position=11)]" in out and "sequential in training, even (max_position=11)" in out
+    loaded = load_run(run)
+    assert loaded.summary().lengths == (1, 4, 6, 9)
+    other = loaded.summary(positions={"name": "even", "max_position": 11})
+    assert other.lengths == (4,) and other.unfinished is None
+    assert main(["report", str(run), f"--out={tmp_path / 'report.html'}"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "alibi [positions even (max_position=11)]" in page and page.count("Resolved config") == 1
 
 
 def test_eval_of_a_run_without_checkpoint(finished, tmp_path, capsys):

@@ -5,12 +5,11 @@ import re
 import subprocess
 import sys
 
-import conformance
 import jax
 import pytest
 
-from posjax import cli, config, listing
-from posjax.schemes.registry import SCHEMES, make_scheme
+from posjax import cli, config, conformance, listing
+from posjax.schemes.registry import SCHEMES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -36,11 +35,8 @@ def pasted(tmp_path):
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 def test_a_pasted_scheme_passes_the_conformance_suite(pasted, check):
     config.import_modules([str(pasted)])
-
-    def make(rngs=None):  # learned parameters, but of no random start
-        return make_scheme("log_distance", rngs=rngs, **conformance.DIMS)
     with jax.numpy_rank_promotion("allow"):  # as outside of our tests
-        check(make)
+        check(conformance.subject("log_distance"))
 
 
 def test_a_pasted_scheme_trains_through_import(pasted, tmp_path, capsys):

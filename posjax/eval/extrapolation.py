@@ -7,7 +7,8 @@ import numpy as np
 import optax
 
 from posjax.errors import UserError
-from posjax.tasks.base import stream_key
+from posjax.registry import described
+from posjax.tasks.base import room, stream_key
 from posjax.train.replicas import over_replicas
 
 # Tokens in flight: batches shrink as sequences grow, so that any length needs about the same memory. Small enough
@@ -45,7 +46,7 @@ def check_eval_lengths(task, policy, lengths):
         if length >= 2**31:
             raise UserError(f"Evaluation length {length} is too large; lengths must stay below {2**31}.")
         task.check_length(length)
-        policy.check(task.sequence_length(length) - 1)
+        policy.check(room(task, policy, length))
 
 
 class Evaluator:
@@ -79,9 +80,9 @@ class Evaluator:
     def _rows(self, params, seeds, step, length, index, condition, num_examples):
         experiment = self.experiment
         num_tokens = experiment.task.sequence_length(length) - 1
-        head = [{"step": step, "seed": int(seed), "length": length, "condition": condition,
-                 "num_examples": num_examples} for seed in np.asarray(seeds)]
-        span = experiment.eval_policy.span(num_tokens)
+        head = [{"step": step, "seed": int(seed), "length": length, "condition": condition, "num_examples": num_examples,
+                 "positions": described(experiment.config.positions.eval)} for seed in np.asarray(seeds)]
+        span = experiment.eval_policy.span(room(experiment.task, experiment.eval_policy, length))
         if experiment.max_length is not None and span > experiment.max_length:
             status = f"no row past max_length {experiment.max_length}"
             return [row | {"status": status, "exact_match": None, "token_accuracy": None, "loss": None,
@@ -114,9 +115,9 @@ class Evaluator:
             key = jax.random.fold_in(jax.random.fold_in(stream_key(seed, "eval", length), index), number)
             sample_key, position_key = jax.random.split(key)
             batch = experiment.task.sample(sample_key, jnp.full((batch_size,), length), max_length=size, **condition)
-            positions = experiment.eval_policy.positions(position_key, batch.used, batch.tokens.shape[1])
+            positions = experiment.eval_policy.positions(position_key, batch.used, batch.tokens.shape[1], batch.positions)
             # Padding must not ask a learned table for rows that it lacks: their NaN would reach the sums. No answer sees it.
-            positions = jnp.minimum(positions, jnp.take(positions, jnp.array([num_tokens - 1]), axis=-1))
+            positions = positions[..., jnp.minimum(jnp.arange(batch.tokens.shape[1]), num_tokens - 1)]
             logits = experiment.apply(params, batch.tokens, positions=positions)
             counted = number * batch_size + jnp.arange(batch_size) < num_examples
             weights = batch.weights * counted[:, None]

@@ -7,6 +7,7 @@ import math
 
 from posjax.errors import UserError
 from posjax.eval.estimates import EffectiveLength, Estimate
+from posjax.registry import described
 
 THRESHOLDS = (0.9, 0.5)
 
@@ -34,6 +35,8 @@ class Summary:
     label: str
     scheme: str
     task: str
+    trained_positions: str    # the position policy in training
+    positions: str            # and that of these evaluations
     train_min: int
     train_max: int
     step: int | None
@@ -81,6 +84,16 @@ def setting(config, path):
             raise UserError(f"The run's config has no {path}; is it a run of posjax?")
         value = value[key]
     return value
+
+
+def evaluated_positions(config):
+    """The position policy that a config evaluates with, as its rows name it."""
+    return _policy(config, "eval")
+
+
+def _policy(config, part):
+    section = config.get("positions", {}).get(part)
+    return described(section) if section else "sequential"
 
 
 def final_rows(rows):
@@ -143,7 +156,13 @@ def effective_length(curve, threshold):
     return reached, bool(curve)
 
 
-def summarize(rows, config, *, label=None, finished=True, failed=None):
+def _lost(final, config):
+    """The lengths of the config that not every seed has a final row of."""
+    return sorted({n for n in config["eval"].get("lengths", ()) for s in {seed for seed, *_ in final} if n not in
+                   {length for seed, length, _ in final if seed == s}})
+
+
+def summarize(rows, config, *, label=None, finished=True, failed=None, positions=None):
     """The result of a run from its evaluation rows.
 
     Args:
@@ -152,10 +171,15 @@ def summarize(rows, config, *, label=None, finished=True, failed=None):
       label: what it is called beside others; the scheme's name if not given.
       finished: whether the run says that it is done.
       failed: the record of a run that diverged (see `RunDir.failed`), or None.
+      positions: the position policy whose evaluations count, as the rows name it; None for the config's. Rows that name none
+        are of the config's, too.
 
     Returns:
       a `Summary`. A run whose last evaluation is not that of its last step counts as unfinished whatever it says.
     """
+    own = evaluated_positions(config)
+    positions = positions or own
+    rows = [row for row in rows if row.get("positions", own) == positions]
     final = final_rows(rows)
     step = max((row["step"] for row in rows), default=None)
     steps = setting(config, "train.steps")
@@ -168,8 +192,7 @@ def summarize(rows, config, *, label=None, finished=True, failed=None):
         unfinished = "unfinished: no evaluation yet"
     elif step < steps or not finished:
         unfinished = f"unfinished: last evaluation at step {step} of {steps}" + (", not complete" if step >= steps else "")
-    elif lost := sorted({n for n in config["eval"].get("lengths", ()) for s in {seed for seed, *_ in final} if n not in
-                         {length for seed, length, _ in final if seed == s}}):
+    elif positions == own and (lost := _lost(final, config)):
         unfinished = (f"unfinished: records of the final evaluation are missing (length {', '.join(map(str, lost))}); "
                       "the command that made the run evaluates again")
 
@@ -214,8 +237,9 @@ def summarize(rows, config, *, label=None, finished=True, failed=None):
     return Summary(
         label=label or setting(config, "scheme.name"), scheme=setting(config, "scheme.name"),
         task=setting(config, "task.name"), train_min=train_min, train_max=train_max, step=step, steps=steps,
-        unfinished=unfinished, fit_threshold=threshold, fit_judged=bool(trained), seeds=seeds, fit=fit, lengths=lengths,
-        curves=curves, exact_match=exact, token_accuracy=of_point("token_accuracy"),
+        trained_positions=_policy(config, "train"), positions=positions, unfinished=unfinished, fit_threshold=threshold,
+        fit_judged=bool(trained), seeds=seeds, fit=fit, lengths=lengths, curves=curves, exact_match=exact,
+        token_accuracy=of_point("token_accuracy"),
         per_position={n: mean_positions([curves[seed][n].per_position for seed in counted]) for n in exact},
         by_condition={condition: of_condition(condition) for condition in conditions}, statuses=statuses,
         effective=effective, num_examples=tuple(sorted({row["num_examples"] for row in final.values()})))

@@ -106,5 +106,5 @@ def _of_layer(model, layer):
 
 
 def _title(called, scheme, *facts):
-    sizes = f"{scheme.num_heads} heads of {scheme.head_dim} channels"
+    sizes = f"{scheme.num_heads} head{'s' * (scheme.num_heads > 1)} of {scheme.head_dim} channels"
     return "\n".join([called, type(scheme).formula, "; ".join([sizes, *filter(None, facts)])])

@@ -23,7 +23,7 @@ def draw(inspection, title):
     """A Figure with all panels of an `Inspection` beside one another; `title` may have several lines."""
     panels = inspection.panels
     width = 4.9 * len(panels)
-    lines = [part for line in title.split("\n") for part in textwrap.wrap(text(line), int(12 * width))]
+    lines = [part for line in title.split("\n") for part in textwrap.wrap(text(line), int(12.5 * width))]
     figure = Figure(figsize=(width, 4.3 + 0.2 * len(lines)), layout="constrained")
     for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         dress(ax, panel.y_label)

@@ -93,9 +93,11 @@ def _over_distance(view, values):
 
 
 def _of_heads(x, y, *, spread=None, query=None):
+    """A series for each head of `y` `[H, N]`, or one for all of them where they agree; `[N]` is of no head."""
     where = "" if query is None else f"query at {query}"
-    if y.ndim == 1 or (spread is None and (y == y[:1]).all()):
-        yield Series(where or "all heads", x, y if y.ndim == 1 else y[0], query=query)
+    y, spread = (None if part is None else np.atleast_2d(part) for part in (y, spread))
+    if all(part is None or (part == part[:1]).all() for part in (y, spread)):
+        yield Series(where or "all heads", x, y[0], query=query, spread=None if spread is None else spread[0])
         return
     for head, row in enumerate(y):
         yield Series(f"head {head}{where and ', '}{where}", x, row, head, query, None if spread is None else spread[head])
@@ -119,10 +121,12 @@ def _score(view):
         return None
 
     @functools.partial(jax.jit, static_argnums=0)
-    def score(rotate, q_positions, k_positions):
-        ones = [jnp.ones((1, p.size, scheme.num_heads, scheme.head_dim), jnp.float32) for p in (q_positions, k_positions)]
-        q, k = rotate(*ones, q_positions, k_positions)
+    def rotated(rotate, q, k, q_positions, k_positions):
+        q, k = rotate(q, k, q_positions, k_positions)
         return jnp.einsum("bqhd,bkhd->hk", q, k, precision="highest") / scheme.head_dim
+
+    def score(rotate, *positions):
+        return rotated(rotate, *(_alike(scheme, p.size) for p in positions), *positions)
     series = list(_over_distance(view, functools.partial(score, scheme.rotate)))
     if (before := _before(scheme)) is not None:
         if len(series) == 1:
@@ -224,15 +228,14 @@ def _map(view):
         return None  # position is not in the logits themselves
 
     @jax.jit
-    def values(positions):
-        q = jnp.ones((1, positions.size, scheme.num_heads, scheme.head_dim), jnp.float32)
-        features = scheme.features(jnp.ones((1, positions.size, scheme.model_dim), jnp.float32))
-        logits = _content_logits(scheme, q, q, positions, positions, features)
+    def values(q, x, positions):
+        logits = _content_logits(scheme, q, q, positions, positions, scheme.features(x))
         if scheme.temperature is not None:
             logits *= scheme.temperature.factor(positions[None]).transpose(0, 2, 1)[..., None]
         bias = scheme.bias()
         return logits[0] if bias is None else logits[0] + bias.block(positions, positions)
-    logits = np.asarray(values(np.arange(_map_tokens(view), dtype=np.int32)))
+    n = _map_tokens(view)
+    logits = np.asarray(values(_alike(scheme, n), np.ones((1, n, scheme.model_dim), np.float32), np.arange(n, dtype=np.int32)))
     return _rows("map", f"Logits of head {view.head} where all tokens are alike (q = k = 1)", "logit", logits[view.head])
 
 
@@ -255,6 +258,11 @@ def _content_logits(scheme, q, k, q_positions, k_positions, features):
     visible = (q_positions[:, None] >= k_positions[None, :])[None]
     logits = scheme.logits(q, k, q_positions[None], k_positions[None], visible=visible, scale=_scale(scheme), features=features)
     return logits.astype(jnp.float32)
+
+
+def _alike(scheme, n):
+    """Queries or keys of n equal tokens. Arguments of what is compiled: as constants in it they would all be multiplied out."""
+    return np.ones((1, n, scheme.num_heads, scheme.head_dim), np.float32)
 
 
 def _scale(scheme):

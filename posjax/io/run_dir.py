@@ -3,7 +3,7 @@
     config.json         the resolved config, nested
     environment.json    versions, devices, commit, the command that reproduces the run
     metrics.jsonl       one line a logged chunk of training
-    evals.jsonl         one line for each (step, seed, length, condition)
+    evals.jsonl         one line for each (step, seed, length, condition, position policy)
     tensorboard/  checkpoints/
     DONE                a JSON summary; there when the run is finished
     FAILED              a JSON record of why it diverged (step, seeds, reason); there until it is finished after all
@@ -110,14 +110,14 @@ class RunDir:
         return jsonl.read_lines(self.path / "metrics.jsonl")
 
     def evals(self) -> list[dict]:
-        """The records of evaluation; of equal (step, seed, length, condition, num_examples) the last counts."""
+        """The records of evaluation; of equal (step, seed, length, condition, positions, num_examples) the last counts."""
         records = {}
         for row in jsonl.read_lines(self.path / "evals.jsonl"):
             for key in ("step", "seed", "length"):
                 if not isinstance(row.get(key), int):
                     raise UserError(f"{self.path / 'evals.jsonl'} has a record whose {key} is {row.get(key)!r}, not a number.")
             condition = jsonl.dumps(sorted((row.get("condition") or {}).items()))
-            records[row["step"], row["seed"], row["length"], condition, row.get("num_examples")] = row
+            records[row["step"], row["seed"], row["length"], condition, row.get("positions"), row.get("num_examples")] = row
         return list(records.values())
 
     def write_environment(self, environment: dict) -> None:

@@ -5,6 +5,7 @@ import os
 import pathlib
 
 from posjax.errors import UserError
+from posjax.eval.statistics import evaluated_positions
 from posjax.report import figure, words
 from posjax.report.records import find_runs
 from posjax.report.style import styles
@@ -146,15 +147,16 @@ def section(index, records, summaries, looks):
         parts += [picture(figure.draw_positions(summaries, looks=looks, lengths=[n], key=False), f"t{index}-p{n}",
                           f"Accuracy by answer token at length {n} (teacher-forced).") for n in spots]
         parts.append("</div>")
-    losses = [(s, r.metrics) for r, s in zip(records, summaries) if r.metrics]
+    runs = [(r, s) for r, s in zip(records, summaries) if s.positions == evaluated_positions(r.config)]
+    losses = [(s, r.metrics) for r, s in runs if r.metrics]
     if losses:
-        parts += ["<h3>Training</h3>", key(summaries, looks, band=False), '<div class="grid">',
+        parts += ["<h3>Training</h3>", key([s for _, s in runs], looks, band=False), '<div class="grid">',
                   picture(figure.draw_losses(losses, looks), f"t{index}-loss",
                           "Training loss: mean over seeds, thin lines for each. "
                           "Grey and dashed: did not fit, or unfinished."), "</div>"]
     parts += ["<h3>Runs</h3>",
               '<p class="note">The command that reproduces each run, its resolved config and where it ran.</p>']
-    parts += [run(record, summary, looks) for record, summary in zip(records, summaries)]
+    parts += [run(record, summary, looks) for record, summary in runs]
     return "\n".join(part for part in parts if part) + "\n</section>\n"
 
 

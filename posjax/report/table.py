@@ -60,7 +60,7 @@ def notes(summaries):
     note = [ONE if estimates and all(e.n == 1 for e in estimates) else MEAN, LENGTH]
     if any(s.did_not_fit and not s.unfinished for s in summaries):
         note.append(UNFIT)
-    return [" ".join(note)] + words.absences(summaries)
+    return [" ".join(note)] + words.remarks(summaries)
 
 
 def text_table(summaries, *, width=110):

@@ -1,7 +1,7 @@
 """Results in words and numbers: the same in the terminal, on the page and in a figure's legend."""
 import json
 
-from posjax.eval.statistics import setting, summarize
+from posjax.eval.statistics import evaluated_positions, setting, summarize
 from posjax.nested import flatten
 
 GOOD, FAILED = 0.9, 0.05
@@ -38,13 +38,25 @@ def plain(value):
 
 
 def sections(records):
-    """Runs grouped by task: a list of (records, summaries), tasks and schemes in the order given."""
+    """Runs grouped by task: a list of (records, summaries), tasks and schemes in the order given.
+
+    A run evaluated under several position policies comes once for each, that of its config first.
+    """
     groups = {}
     for record in records:
         groups.setdefault(task_key(record), []).append(record)
-    return [(group, [summarize(r.evals, r.config, label=label, finished=r.done, failed=r.failed)
-                     for r, label in zip(group, labels(group))])
-            for group in groups.values()]
+    return [_section(group) for group in groups.values()]
+
+
+def _section(group):
+    repeated, summaries = [], []
+    for record, label in zip(group, labels(group)):
+        own = evaluated_positions(record.config)
+        for policy in dict.fromkeys([own, *(row.get("positions", own) for row in record.evals)]):
+            repeated.append(record)
+            summaries.append(summarize(record.evals, record.config, finished=record.done, positions=policy,
+                                       label=label if policy == own else f"{label} [positions {policy}]"))
+    return repeated, summaries
 
 
 def trim(value):
@@ -101,10 +113,10 @@ def headline(summaries):
     train_max, task = summaries[0].train_max, summaries[0].task
     trained = f"trained on {task} up to length {train_max}"
     if not results:
-        return f"No result yet for runs {trained}.", absences(summaries)
+        return f"No result yet for runs {trained}.", remarks(summaries)
     probe = probe_length(summaries)
     if probe is None:
-        return f"Nothing was evaluated beyond the training length, {train_max}.", absences(summaries)
+        return f"Nothing was evaluated beyond the training length, {train_max}.", remarks(summaries)
 
     beyond = sorted((s for s in results if s.effective[GOOD].mean > train_max), key=lambda s: -s.effective[GOOD].mean)
     keeping = [f"{s.label} to length {effective(s.effective[GOOD])}, {times(s.effective[GOOD].mean / train_max)}"
@@ -130,7 +142,18 @@ def headline(summaries):
     if beyond and others:
         lines.append("Not beyond the training length: "
                      + join(f"{s.label} (to {effective(s.effective[GOOD])})" for s in others) + ".")
-    return head, lines + absences(summaries)
+    return head, lines + remarks(summaries)
+
+
+def remarks(summaries):
+    """Sentences on what the numbers alone do not say: positions that are not the usual ones, and what has no result."""
+    policies = {}
+    for s in summaries:
+        if (s.trained_positions, s.positions) != ("sequential", "sequential"):
+            policies.setdefault((s.trained_positions, s.positions), []).append(s.label)
+    lines = [f"Positions of {join(labels)}: {train} in training, {evaluation} in evaluation."
+             for (train, evaluation), labels in policies.items()]
+    return lines + absences(summaries)
 
 
 def absences(summaries):

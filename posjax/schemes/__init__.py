@@ -9,6 +9,7 @@ from posjax.schemes import (  # noqa: F401
     learned,
     nope,
     p_rope,
+    pope,
     rope,
     sandwich,
     scaled_rope,
@@ -16,4 +17,5 @@ from posjax.schemes import (  # noqa: F401
     sinusoidal,
     t5,
     transformer_xl,
+    xpos,
 )

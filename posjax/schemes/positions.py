@@ -1,5 +1,6 @@
 """Position policies: which integers a sequence gets, apart from the scheme that uses them."""
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,10 @@ POLICIES = Registry("position policy", package="posjax.schemes.positions")
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """A rule for the positions of a batch. `posjax list policies` shows those that exist."""
+    from_task: ClassVar[bool] = False
+    """Whether the task gives the positions, as `given`."""
 
-    def positions(self, key, used, length):
+    def positions(self, key, used, length, given=None):
         """The positions of a batch whose rows are padded at the end.
 
         Args:
@@ -22,19 +25,28 @@ class Policy:
           used: int32 `[B]`, the tokens of each row that are not padding, 1 to `length`; it may be traced. Padding takes no
             part in the draw: a sequence gets the positions that it would get alone.
           length: Python int, T.
+          given: int32 `[B, T]`, the task's own positions where it gives any, else None.
 
         Returns:
-          int32 `[T]`, or `[B, T]` where rows differ; never falling along a row. Padding repeats the last position of its
-          row, or goes on beyond it in `sequential`.
+          int32 `[T]`, or `[B, T]` where rows differ; rising along a row, unless the task gives them. Padding repeats the last
+          position of its row, or goes on beyond it in `sequential`.
         """
         raise NotImplementedError
 
     def check(self, length):
-        """Raises `ValueError` if a sequence of `length` tokens, a Python int, has no room."""
+        """Raises `ValueError` if a sequence of `length` positions, a Python int, has no room.
+
+        A token takes a position of its own, unless the task gives them (`posjax.tasks.base.room`).
+        """
 
     def span(self, length):
-        """One more than the highest position that a sequence of `length` tokens can get."""
+        """One more than the highest position that a sequence of `length` positions can get."""
         raise NotImplementedError
+
+
+def _index(used, length):
+    """int32 `[B, T]`: the index of each token, that of its row's last for padding."""
+    return jnp.minimum(jnp.arange(length, dtype=jnp.int32)[None], used[:, None] - 1)
 
 
 @POLICIES.register("sequential")
@@ -42,7 +54,7 @@ class Policy:
 class Sequential(Policy):
     """0, 1, 2, ...: what every decoder does unless told otherwise."""
 
-    def positions(self, key, used, length):
+    def positions(self, key, used, length, given=None):
         return jnp.arange(length, dtype=jnp.int32)
 
     def span(self, length):
@@ -59,9 +71,8 @@ class _Bounded(Policy):
             raise UserError(f"The position policy {self.name} has max_position {self.max_position}, "
                             f"too small for {length} tokens.")
 
-    def positions(self, key, used, length):
-        index = jnp.minimum(jnp.arange(length, dtype=jnp.int32)[None], used[:, None] - 1)
-        return self.place(key, index, used[:, None])
+    def positions(self, key, used, length, given=None):
+        return self.place(key, _index(used, length), used[:, None])
 
     def place(self, key, index, used):
         """Positions int32 `[B, T]` of tokens `index` `[B, T]` (padding has its row's last) of sequences of `used` `[B, 1]`."""
@@ -145,3 +156,31 @@ class Skips(_Bounded):
         gaps = jnp.sort(gaps.at[:, 0].set(0), axis=1)
         chunk = jnp.minimum(index // jnp.maximum(used // self.chunks, 1), self.chunks - 1)
         return index + jnp.take_along_axis(gaps, chunk, axis=1)
+
+
+@POLICIES.register("coupled")
+@dataclasses.dataclass(frozen=True)
+class Coupled(Policy):
+    """Positions that the task gives: tokens that belong together share one. Cho et al. 2024 (arXiv 2405.20671).
+
+    Args:
+      max_position: shifts each row by a random offset, uniform over all with which its positions stay below this, so that
+        every position gets trained; None for no shift.
+    """
+    from_task = True
+    max_position: int | None = None
+
+    def check(self, length):
+        if self.max_position is not None and length > self.max_position:
+            raise UserError(f"The position policy coupled has max_position {self.max_position}, "
+                            f"too small for {length} positions.")
+
+    def positions(self, key, used, length, given=None):
+        placed = jnp.take_along_axis(given, _index(used, length), axis=1)
+        if self.max_position is None:
+            return placed
+        room = self.max_position - placed.max(1, keepdims=True)
+        return placed + jax.random.randint(key, room.shape, 0, room, jnp.int32)
+
+    def span(self, length):
+        return length if self.max_position is None else self.max_position

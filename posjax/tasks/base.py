@@ -27,10 +27,12 @@ class Batch:
       tokens: int32 `[B, T]`, the inputs.
       targets: int32 `[B, T]`, the token that follows each input.
       weights: float32 `[B, T]`, 1 where the target is part of the answer, else 0.
+      positions: int32 `[B, T]`, the positions that the task gives the inputs, or None (`Task.coupled_positions`).
     """
     tokens: Any
     targets: Any
     weights: Any
+    positions: Any = None
 
     @property
     def used(self):
@@ -85,6 +87,15 @@ class Task:
         """
         raise NotImplementedError
 
+    coupled_positions = None
+    """Positions in which tokens that belong together share one, for the position policy `coupled`: a method
+    `(tokens, length, max_length)` of one example's tokens, with the arguments of `example`, that returns int32
+    `[sequence_length(max_length)]`; None where the task has no such structure. What stands at the padding has no effect."""
+
+    def num_positions(self, length):
+        """One more than the highest of `coupled_positions` in an example of size `length` (a Python int)."""
+        raise NotImplementedError
+
     def sample(self, key, lengths, *, max_length, **condition):
         """A batch with one example for each of `lengths`.
 
@@ -106,9 +117,27 @@ class Task:
             if (longest := int(lengths_now.max())) > max_length:
                 raise UserError(f"Length {longest} is above the max_length of the batch, {max_length}.")
         def one(key, length):
-            return self.example(key, length, max_length, **condition)
-        tokens, answer = jax.vmap(one)(jax.random.split(key, lengths.shape[0]), lengths)
-        return Batch(tokens[:, :-1], tokens[:, 1:], answer[:, 1:].astype(jnp.float32))
+            tokens, answer = self.example(key, length, max_length, **condition)
+            coupled = self.coupled_positions
+            return tokens, answer, None if coupled is None else coupled(tokens, length, max_length)
+        tokens, answer, positions = jax.vmap(one)(jax.random.split(key, lengths.shape[0]), lengths)
+        return Batch(tokens[:, :-1], tokens[:, 1:], answer[:, 1:].astype(jnp.float32),
+                     None if positions is None else positions[:, :-1])
+
+
+def room(task, policy, length):
+    """How many positions an example of size `length` takes up under a position policy, from the first to the last.
+
+    Raises:
+      ValueError: the policy takes its positions from the task, and the task gives none.
+    """
+    if not policy.from_task:
+        return task.sequence_length(length) - 1
+    if task.coupled_positions is None:
+        giving = [name for name in TASKS.names() if TASKS.get(name).coupled_positions is not None]
+        raise UserError(f"The position policy {policy.name} takes its positions from the task, and the task {task.name} gives "
+                        f"none; those that do: {', '.join(giving)}.")
+    return task.num_positions(length)
 
 
 def stream_key(seed, stream, counter):

@@ -16,7 +16,13 @@ def draw_symbols(key, count, symbols, unique):
 
 @dataclasses.dataclass(frozen=True)
 class Strings(Task):
-    """A string of symbols to be answered with a rearrangement of it: `BOS s SEP answer(s)`."""
+    """A string of symbols to be answered with a rearrangement of it: `BOS s SEP answer(s)`.
+
+    Coupled positions: symbol i of the string, and every copy of it in the answer, stand at position i; BOS at 0. SEP stands
+    where a symbol before the answer's first would: at 0 before s1 s2 .., at n + 1 before sn .. s1. So in an answer the input
+    at p always predicts the symbol at its neighbour, p + 1 (copy) or p - 1 (reverse), also at the first step. After Cho et al.
+    2024 (arXiv 2405.20671), who number likewise.
+    """
     symbols: int = 29
     unique: bool = False
 
@@ -39,17 +45,32 @@ class Strings(Task):
         """Which symbol of the string stands at `index` of the answer."""
         raise NotImplementedError
 
+    def separator_position(self, length):
+        """The coupled position of SEP."""
+        raise NotImplementedError
+
     def sequence_length(self, length):
         return 2 + length * (1 + self.answer_repeats)
+
+    def num_positions(self, length):
+        return 1 + max(length, self.separator_position(length))
+
+    def coupled_positions(self, tokens, length, max_length):
+        index, _, source = self._places(length, max_length)
+        return jnp.where(index == length + 1, self.separator_position(length), source + 1)
+
+    def _places(self, length, max_length):
+        """Of every token its index, whether it is of the answer, and which symbol of the string stands there."""
+        index = jnp.arange(self.sequence_length(max_length), dtype=jnp.int32)
+        in_answer = index - length - 2
+        answer = (in_answer >= 0) & (in_answer < self.answer_repeats * length)
+        return index, answer, jnp.where(answer, self.source(in_answer, length), index - 1)
 
     def example(self, key, length, max_length):
         self.check_length(max_length)
         string = draw_symbols(key, max_length, self.symbols, self.unique)
-        index = jnp.arange(self.sequence_length(max_length))
-        in_answer = index - length - 2
-        answer = (in_answer >= 0) & (in_answer < self.answer_repeats * length)
+        index, answer, source = self._places(length, max_length)
         # Read out of a padded string, so that no index is out of range whatever the length.
-        source = jnp.where(answer, self.source(in_answer, length), index - 1)
         tokens = string[jnp.clip(source, 0, max_length - 1)]
         tokens = jnp.where(index == 0, BOS, jnp.where(index == length + 1, SEP, tokens))
         return jnp.where(index < 2 + (1 + self.answer_repeats) * length, tokens, PAD), answer
@@ -80,6 +101,9 @@ class Copy(Strings):
     def source(self, index, length):
         return index % length
 
+    def separator_position(self, length):
+        return 0
+
 
 @register_task("reverse")
 @dataclasses.dataclass(frozen=True)
@@ -94,3 +118,6 @@ class Reverse(Strings):
 
     def source(self, index, length):
         return length - 1 - index
+
+    def separator_position(self, length):
+        return length + 1

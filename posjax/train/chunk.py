@@ -21,7 +21,7 @@ def train_batch(experiment, seed, step):
     length_key, sample_key, position_key = jax.random.split(stream_key(seed, "train", step), 3)
     lengths = jax.random.randint(length_key, (train.batch_size,), train.lengths.min, train.lengths.max + 1, jnp.int32)
     batch = task.sample(sample_key, lengths, max_length=train.lengths.max)
-    return batch, experiment.train_policy.positions(position_key, batch.used, batch.tokens.shape[1])
+    return batch, experiment.train_policy.positions(position_key, batch.used, batch.tokens.shape[1], batch.positions)
 
 
 def make_step(experiment):

@@ -10,10 +10,12 @@ import numpy as np
 
 from posjax import config as configs
 from posjax.eval.extrapolation import Evaluator
+from posjax.eval.statistics import evaluated_positions
 from posjax.experiment import Experiment
 from posjax.io.checkpoints import Checkpoints
 from posjax.io.environment import environment_record
 from posjax.io.run_dir import RunDir
+from posjax.registry import described
 from posjax.train.chunk import METRICS, init_state, make_chunk
 from posjax.train.curves import Curves
 from posjax.train.interrupt import Interrupted, deferred_signals
@@ -70,7 +72,9 @@ def train(config, workdir, *, command=None, stream=None):
 def missing_records(experiment, rows):
     """How many records of the final evaluation are not among `rows`: a finished run may have lost some since."""
     config = experiment.config
-    there = {(row["seed"], row["length"], *sorted(row["condition"].items())) for row in rows if row["step"] == config.train.steps}
+    own = evaluated_positions(configs.to_json(config))
+    there = {(row["seed"], row["length"], *sorted(row["condition"].items())) for row in rows
+             if row["step"] == config.train.steps and row.get("positions", own) == own}
     return sum((seed, length, *sorted(condition.items())) not in there for seed in experiment.seeds
                for length in config.eval.lengths for condition in experiment.task.conditions())
 
@@ -222,16 +226,11 @@ def banner(experiment, mesh, tokens):
     device = jax.devices()[0]
     return (f"posjax  jax {jax.__version__}, {mesh.size} of {jax.device_count()} {device.platform} devices "
             f"({device.device_kind})\n"
-            f"scheme {_with_hyper(config.scheme)}; task {_with_hyper(config.task)}; "
+            f"scheme {described(config.scheme)}; task {described(config.task)}; "
             f"attention backend {experiment.attention_backend}\n"
-            f"positions {_with_hyper(config.positions.train)} in training, {_with_hyper(config.positions.eval)} in evaluation\n"
+            f"positions {described(config.positions.train)} in training, {described(config.positions.eval)} in evaluation\n"
             f"{experiment.num_params:,} parameters x {len(experiment.seeds)} seeds; {tokens:,} tokens a step; "
             f"{config.train.steps} steps\n")
-
-
-def _with_hyper(section):
-    own = ", ".join(f"{key}={value}" for key, value in section.items() if key != "name")
-    return f"{section.name} ({own})" if own else section.name
 
 
 def _metrics_text(values, first, index):

@@ -130,8 +130,23 @@ def test_an_oracle_scores_one_and_the_row_says_what_was_evaluated():
     for row in rows:
         assert row | {"loss": 0, "seed": 0} == {
             "step": 7, "seed": 0, "length": row["length"], "condition": {}, "num_examples": 20, "status": "ok",
+            "positions": "sequential",
             "exact_match": 1.0, "token_accuracy": 1.0, "loss": 0, "per_position": [1.0] * row["length"]}
         assert row["loss"] < 1e-6
+
+
+@pytest.mark.parametrize("policy", ["coupled", "sequential"])
+def test_the_decoder_gets_the_positions_of_the_policy(policy):
+    # Positions that fall along a row, cut off at that of the last token, as those of a table's end are.
+    def apply(params, tokens, positions):  # knows reverse's answer from positions alone: the first token one place before
+        found = positions[:, None, :] == positions[:, :, None] - 1
+        return 30.0 * jax.nn.one_hot(jnp.take_along_axis(tokens, found.argmax(-1), 1), 9)
+    experiment, params, _ = made(task="reverse", positions__eval=policy)
+    kept = {name: getattr(experiment, name) for name in ("task", "eval_policy", "config", "max_length")}
+    evaluate = Evaluator(types.SimpleNamespace(**kept, apply=lambda params, tokens, positions: apply(
+        params, tokens, jnp.broadcast_to(positions, tokens.shape))), MESH)
+    for row in rows_of((experiment, params, evaluate), (4, 9), 20):
+        assert row["exact_match"] == (1.0 if policy == "coupled" else pytest.approx(0.0, abs=0.2))
 
 
 def begins_with_4(tokens):
@@ -193,8 +208,8 @@ def test_a_learned_table_has_results_up_to_its_last_row_and_says_so_beyond():
             assert row["status"] == "ok" and np.isfinite([row["loss"], row["token_accuracy"], *row["per_position"]]).all()
         else:
             assert row == {"step": 7, "seed": row["seed"], "length": row["length"], "condition": {}, "num_examples": 20,
-                           "status": "no row past max_length 11", "exact_match": None, "token_accuracy": None,
-                           "loss": None, "per_position": []}
+                           "positions": "sequential", "status": "no row past max_length 11", "exact_match": None,
+                           "token_accuracy": None, "loss": None, "per_position": []}
     experiment, params, _ = parts
     batch = jax.tree.map(lambda x: x[:, :11], held_out(experiment, 0, 5, 0, 20))
     assert_matches(rows[2], logits_of(experiment, params, 0, batch.tokens), batch)

@@ -128,3 +128,21 @@ def test_a_finished_run_that_has_lost_records_is_no_result_and_says_which():
     assert summarize(rows, config).has_result
     lost = summarize(rows[:-1], config)
     assert not lost.has_result and "length 32" in lost.unfinished
+
+
+def test_evaluations_under_another_position_policy_are_a_result_of_their_own():
+    """One of them must not count as the other, nor old rows, which name none, as neither."""
+    config = {**CONFIG, "positions": {"train": {"name": "randomised", "max_position": 64}, "eval": {"name": "sequential"}},
+              "eval": {**CONFIG["eval"], "lengths": [16, 32]}}
+    old = curves({16: 1.0, 32: 0.2}, {16: 1.0, 32: 0.4})
+    even = [r | {"positions": "even (max_position=64)"} for r in curves({16: 0.97, 32: 0.9, 64: 0.5}, {16: 0.9, 32: 0.7})]
+    own = summarize(old + even, config)
+    assert own.exact_match[32].values == (0.2, 0.4) and 64 not in own.lengths
+    assert (own.trained_positions, own.positions) == ("randomised (max_position=64)", "sequential")
+    other = summarize(old + even, config, positions="even (max_position=64)")
+    assert other.fit == (0,) and other.exact_match[64].values == (0.5,) and other.positions == "even (max_position=64)"
+    again = summarize(old + [row(0, 32, 0.3) | {"positions": "sequential"}] + even, config)
+    assert again.exact_match[32].values == (0.3, 0.4)
+    # The lengths of the config are those of its own policy.
+    assert summarize(old + even[:1], config, positions="even (max_position=64)").unfinished is None
+    assert "length 32" in summarize(old[:-1] + even, config).unfinished

@@ -188,7 +188,8 @@ def test_floats_are_exact_and_arrays_and_nan_survive(run):
 def test_of_equal_evaluations_the_last_counts(run):
     run.append_evals([eval_row(5, 0.1), eval_row(5, 0.2, seed=1), eval_row(5, 0.3, condition={"depth": 0.5})])
     run.append_evals([eval_row(5, 0.9), eval_row(5, 0.4, num_examples=128), eval_row(10, 0.5)])
-    assert [row["exact_match"] for row in run.evals()] == [0.9, 0.2, 0.3, 0.4, 0.5]
+    run.append_evals([eval_row(5, 0.7) | {"positions": "sequential"}, eval_row(5, 0.6) | {"positions": "even (max_position=40)"}])
+    assert [row["exact_match"] for row in run.evals()] == [0.9, 0.2, 0.3, 0.4, 0.5, 0.7, 0.6]
 
 
 def test_records_without_a_row_are_kept(run):

@@ -1,3 +1,5 @@
+import dataclasses
+
 from made_up_runs import config, curves
 
 from posjax.eval.estimates import EffectiveLength
@@ -53,3 +55,17 @@ def test_runs_of_one_scheme_are_told_apart_by_what_differs():
 def test_sections_are_tasks_with_the_same_training_lengths():
     runs = [record("a", config("rope")), record("b", config("rope", train_max=32)), record("c", config("alibi"))]
     assert [[r.name for r in group] for group, _ in words.sections(runs)] == [["a", "c"], ["b"]]
+
+
+def test_a_run_evaluated_under_two_position_policies_has_two_results_and_the_report_says_which():
+    randomised = config("rope") | {"positions": {"train": {"name": "randomised", "max_position": 64},
+                                                 "eval": {"name": "even", "max_position": 64}}}
+    rows = curves({16: 1.0, 32: 0.9}) + [row | {"positions": "sequential"} for row in curves({16: 1.0, 32: 0.1})]
+    run, plain = dataclasses.replace(record("a", randomised), evals=rows), record("b", config("alibi"))
+    ((records, summaries),) = words.sections([run, plain])
+    assert [r.name for r in records] == ["a", "a", "b"]
+    assert [(s.label, s.exact_match[32].mean) for s in summaries[:2]] == [("rope", 0.9), ("rope [positions sequential]", 0.1)]
+    assert words.remarks(summaries)[:2] == [
+        "Positions of rope: randomised (max_position=64) in training, even (max_position=64) in evaluation.",
+        "Positions of rope [positions sequential]: randomised (max_position=64) in training, sequential in evaluation."]
+    assert not any("Positions of" in line for line in words.remarks(summaries[2:]))

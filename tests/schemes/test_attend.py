@@ -1,14 +1,15 @@
 """What attention refuses, on every path in one line."""
-import conformance
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from posjax.conformance.expect import close, same
+from posjax.conformance.layer import T, backends, inputs, layer, project
 from posjax.errors import UserError
 from posjax.schemes.attend import attend
 from posjax.schemes.registry import make_scheme
 
-ROPE = make_scheme("rope", **conformance.DIMS)
+ROPE = make_scheme("rope", num_heads=4, head_dim=8)
 
 
 def call(q_shape=(2, 3, 4, 8), k_shape=(2, 5, 2, 8), v_shape=None, scheme=ROPE, **options):
@@ -37,19 +38,29 @@ def test_what_does_not_fit_is_refused(options, message):
 
 def test_unsigned_positions_are_distances_too():
     # A difference of unsigned positions wraps around where the key lies after the query.
-    alibi = make_scheme("alibi", **conformance.DIMS)
-    q, k, v = conformance.project(conformance.inputs())
-    positions = np.arange(conformance.T)
+    alibi = make_scheme("alibi", num_heads=4, head_dim=8)
+    q, k, v = project(alibi, inputs(alibi))
+    positions = np.arange(T)
     results = [attend(alibi, q, k, v, q_positions=jnp.asarray(positions, dtype), k_positions=jnp.asarray(positions, dtype),
                       causal=False) for dtype in (jnp.int32, jnp.uint32, jnp.uint8)]
-    conformance.same(results[1], results[0])
-    conformance.same(results[2], results[0])
+    same(results[1], results[0])
+    same(results[2], results[0])
 
 
 def test_values_of_positions_do_not_decide_causality():
     # NoPE with positions that fall sees what it saw before: the index decides.
-    nope, x = make_scheme("nope", **conformance.DIMS), conformance.inputs()
-    conformance.same(conformance.layer(nope, x, np.arange(9)[::-1].copy()), conformance.layer(nope, x))
+    nope = make_scheme("nope", num_heads=4, head_dim=8)
+    x = inputs(nope)
+    same(layer(nope, x, np.arange(9)[::-1].copy()), layer(nope, x))
+
+
+@pytest.mark.parametrize("backend", backends())
+def test_the_last_queries_see_the_window_of_the_full_pass(backend):
+    # A window, or the causal mask, counted from the first query and not from the last key.
+    nope = make_scheme("nope", num_heads=4, head_dim=8)
+    full = layer(nope, inputs(nope), window=3, backend=backend)
+    for queries in (1, 2):
+        close(layer(nope, inputs(nope), queries=queries, window=3, backend=backend), full[:, -queries:], 5e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

@@ -2,13 +2,14 @@
 import json
 import pathlib
 
-import conformance
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from posjax.conformance.expect import differ, same
+from posjax.conformance.layer import inputs, layer
 from posjax.errors import UserError
 from posjax.ops.bias import LinearBias
 from posjax.schemes.alibi import alibi_slopes
@@ -23,7 +24,7 @@ def learned(max_length=12, offset=0):
 
 
 def test_alibi_slopes_for_any_number_of_heads():
-    # Faults 36 and 37: numbers of heads that are no power of two, and the first exponent.
+    # Numbers of heads that are no power of two, and the first exponent.
     for max_bias, exponents in json.loads((DATA / "alibi_exponents.json").read_text())["exponents"].items():
         for heads, expected in enumerate(exponents, 1):
             np.testing.assert_allclose(alibi_slopes(heads, max_bias=float(max_bias)), np.exp2(expected), rtol=1e-6)
@@ -31,7 +32,7 @@ def test_alibi_slopes_for_any_number_of_heads():
 
 
 def test_alibi_bias_falls_on_both_sides():
-    # Fault 38: symmetric, zero on the diagonal, nowhere positive; and fault 35: not constant for a single query.
+    # Symmetric, zero on the diagonal, nowhere positive; and not constant for a single query.
     bias = LinearBias(jnp.array([0.5, 0.25])).block(jnp.arange(4), jnp.arange(4))
     np.testing.assert_array_equal(bias, bias.transpose(0, 2, 1))
     np.testing.assert_array_equal(bias[0], -0.5 * np.abs(np.subtract.outer(np.arange(4), np.arange(4))))
@@ -71,25 +72,26 @@ def test_no_position_reaches_the_rows_of_an_offset():
 
 @pytest.mark.parametrize("name", ["alibi", "learned", "rope", "sinusoidal"])
 def test_positions_matter(name):
-    # Fault 31: reset or permuted positions without effect. (NoPE has none, by definition.)
-    scheme, x = make_scheme(name, **conformance.DIMS, rngs=nnx.Rngs(0)), conformance.inputs()
-    plain = conformance.layer(scheme, x)
+    # Reset or permuted positions without effect. (NoPE has none, by definition.)
+    scheme = make_scheme(name, num_heads=4, head_dim=8, rngs=nnx.Rngs(0))
+    x = inputs(scheme)
+    plain = layer(scheme, x)
     for positions in (np.array([0, 1, 2, 3, 0, 1, 2, 3, 4]), np.array([4, 0, 7, 1, 8, 2, 6, 3, 5])):
-        conformance.differ(conformance.layer(scheme, x, positions), plain)
-    conformance.same(conformance.layer(make_scheme("nope", **conformance.DIMS), x, np.zeros(9, int)),
-                     conformance.layer(make_scheme("nope", **conformance.DIMS), x))
+        differ(layer(scheme, x, positions), plain)
+    nope = make_scheme("nope", num_heads=4, head_dim=8)
+    same(layer(nope, x, np.zeros(9, int)), layer(nope, x))
 
 
 @pytest.mark.parametrize("hyper", [{"base": 500_000.0}, {"layout": "interleaved"}])
 def test_rope_uses_its_hyper_parameters(hyper):
-    # Fault 24: a base that is silently the default.
-    x = conformance.inputs()
-    conformance.differ(conformance.layer(make_scheme("rope", **conformance.DIMS, **hyper), x),
-                       conformance.layer(make_scheme("rope", **conformance.DIMS), x), by=1e-4)
+    # A base that is silently the default.
+    plain = make_scheme("rope", num_heads=4, head_dim=8)
+    x = inputs(plain)
+    differ(layer(make_scheme("rope", num_heads=4, head_dim=8, **hyper), x), layer(plain, x), by=1e-4)
 
 
 @pytest.mark.parametrize(("name", "dims", "hyper", "message"), [
-    ("rope", {"head_dim": 7}, {}, "head_dim must be even; it is 7"),  # fault 28
+    ("rope", {"head_dim": 7}, {}, "head_dim must be even; it is 7"),  # an odd number of channels
     ("sinusoidal", {"model_dim": 9}, {}, "model_dim must be even; it is 9"),
     ("sinusoidal", {"model_dim": 2}, {"exponent": "tensor2tensor"}, "model_dim of at least 4; it is 2"),
     ("rope", {}, {"base": 0.0}, "base is 0.0; it must be above 0"),
@@ -112,7 +114,7 @@ def test_unknown_names_list_everything():
     with pytest.raises(ValueError, match="Unknown scheme 'ropee'. Did you mean rope") as error:
         make_scheme("ropee", num_heads=2, head_dim=8)
     assert all(name in str(error.value) for name in SCHEMES.names())
-    # Fault 21: a mistyped or misplaced hyper-parameter that is silently ignored.
+    # A mistyped or misplaced hyper-parameter that is silently ignored.
     with pytest.raises(ValueError, match="hyper-parameter of scheme rope: 'bse'. Did you mean base.*: base, fraction, layout"):
         make_scheme("rope", num_heads=2, head_dim=8, bse=1.0)
     with pytest.raises(ValueError, match="Unknown hyper-parameter of scheme nope.*Known: .none."):
@@ -121,7 +123,7 @@ def test_unknown_names_list_everything():
 
 @pytest.mark.parametrize("name", ["learned", "sinusoidal"])
 def test_embedded_positions_are_never_broadcast(name):
-    # Fault 7, of another kind: one position for all tokens.
+    # One position for all tokens.
     scheme = make_scheme(name, num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
     for positions in (jnp.array([3]), jnp.zeros((1, 1, 5), int), jnp.zeros(5)):
         with pytest.raises(UserError, match=r"positions must be integers of shape \(5,\) or \(2, 5\)"):

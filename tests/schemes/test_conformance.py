@@ -1,16 +1,18 @@
 """The conformance suite over every registered scheme, and over one that a user might write."""
-import conformance
+import functools
+
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
+from posjax import conformance
 from posjax.ops.bias import distances
 from posjax.schemes.base import Scheme
-from posjax.schemes.registry import SCHEMES, make_scheme
+from posjax.schemes.registry import SCHEMES
 
 
 class Toy(Scheme):
     """Mixes content and position, as only the `logits` hook can: a query chooses how much it minds the distance."""
+    name, formula, reference = "toy", "logit - |q_0| |i - j|", "this file"
     relative = True
 
     def logits(self, q, k, q_positions, k_positions, *, visible, scale, features):
@@ -20,18 +22,11 @@ class Toy(Scheme):
         return logits - minds * (distance[:, None] if distance.ndim == 3 else distance[None, None])
 
 
-def factory(name):
-    """How the checks make a scheme: with random numbers only if it asks for them."""
-    if name == "toy":
-        return lambda: Toy(**conformance.DIMS)
-    try:
-        make_scheme(name, **conformance.DIMS)
-    except ValueError:
-        return lambda rngs=None: make_scheme(name, rngs=rngs or nnx.Rngs(0), **conformance.DIMS)
-    return lambda: make_scheme(name, **conformance.DIMS)
+# Kept, so that what one check has compiled serves the next.
+subject = functools.cache(lambda name: conformance.subject(Toy if name == "toy" else name))
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 @pytest.mark.parametrize("name", ["toy", *SCHEMES.names()])
 def test_conforms(name, check):
-    check(factory(name))
+    check(subject(name))

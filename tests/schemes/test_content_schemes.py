@@ -79,7 +79,8 @@ def by_definition(q, k, v, visible, logit, value=lambda i, j: 0.0):
     return out
 
 
-SEGMENTS = np.array([[0] * 4 + [1] * 5, [0, 1, 1, 1, 1, 1, 1, 1, 1]])
+# Tokens of another document in between, too: those a running sum could take along.
+SEGMENTS = np.array([[0] * 4 + [1] * 5, [0, 1, 0, 0, 1, 1, 0, 1, 0]])
 MASKS = {"q_segment_ids": SEGMENTS, "k_segment_ids": SEGMENTS, "window": 6}
 VISIBLE = seen(SEGMENTS, 6)
 
@@ -126,19 +127,25 @@ def test_shaw_adds_to_the_values_by_clipped_distance_of_positions(backend):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_document_is_untouched_by_the_one_before_it(name):
-    # Running sums and counts over all keys could carry the first into the second.
-    scheme, segments = make(name), np.array([[0] * 70 + [1] * 9] * B)
-    (q, k, v, x), others = inputs(79), inputs(79, seed=1)
+def test_a_document_is_untouched_by_another_before_and_between_its_tokens(name):
+    # Running sums and counts over all keys could carry the one into the other.
+    scheme, mine = make(name), np.r_[20:24, 70:75]
+    segments, positions = np.zeros((B, 79), int), np.arange(79)
+    segments[:, mine], positions[mine] = 1, np.arange(9)
 
     @jax.jit
-    def second(q, k, v, x):
-        return attend(scheme, q, k, v, features=scheme.features(x), q_segment_ids=segments, k_segment_ids=segments)[:, 70:]
-    changed = [np.concatenate([100 * other[:, :70], mine[:, 70:]], 1) for mine, other in zip((q, k, v, x), others)]
-    out = second(q, k, v, x)
-    np.testing.assert_array_equal(second(*changed), out)
+    def run(q, k, v, x):
+        out = attend(scheme, q, k, v, features=scheme.features(x), q_positions=positions, k_positions=positions,
+                     q_segment_ids=segments, k_segment_ids=segments)
+        return out[:, mine]
+    given = inputs(79)
+    changed = [100 * other for other in inputs(79, seed=1)]
+    for theirs, y in zip(changed, given):
+        theirs[:, mine] = y[:, mine]
+    out = run(*given)
+    np.testing.assert_array_equal(run(*changed), out)
     alone = jax.jit(lambda q, k, v, x: attend(scheme, q, k, v, features=scheme.features(x)))
-    np.testing.assert_allclose(alone(*(y[:, 70:] for y in (q, k, v, x))), out, rtol=0, atol=5e-6)
+    np.testing.assert_allclose(alone(*(y[:, mine] for y in given)), out, rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)

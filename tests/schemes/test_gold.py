@@ -4,12 +4,12 @@ import itertools
 import json
 import pathlib
 
-import conformance
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from posjax.conformance.layer import backends
 from posjax.schemes.attend import attend
 from posjax.schemes.registry import make_scheme
 
@@ -90,7 +90,7 @@ def test_attention_gives_the_outputs_of_the_definition(entry, heads):
     scheme, positions = gold_scheme(entry, heads), np.arange(17) + (40 if entry == "fire_offset40" else 0)
     q, k, v = (OUTPUTS[f"H{heads}/{name}"] for name in "qkv")
     expected = OUTPUTS[f"H{heads}/{entry}/out"]
-    for backend, queries in itertools.product(conformance.backends(), (17, 1)):
+    for backend, queries in itertools.product(backends(), (17, 1)):
         out = attend(scheme, q[:, -queries:], k, v, q_positions=positions[-queries:], k_positions=positions,
                      causal=not entry.startswith("bidirectional"), window=3 if entry.endswith("window3") else None,
                      backend=backend)

@@ -28,7 +28,25 @@ def draw(name, hyper, seed=0, used=LENGTH):
 
 
 def test_every_policy_is_tested_here():
-    assert {name for name, _ in POLICY} == set(POLICIES.names())
+    assert {name for name, _ in POLICY} == set(POLICIES.names()) - {"coupled"}  # below
+
+
+def test_coupled_positions_are_those_given_and_shifted_as_far_as_each_row_has_room():
+    # A shift of the batch, or one that takes the padding's positions for those of the row.
+    used = np.asarray([4, 6] * 200, np.int32)
+    given = np.asarray([[0, 2, 1, 0, 50, 50], [5, 4, 3, 2, 1, 0]] * 200, np.int32)
+    plain, shifted = (POLICIES.make("coupled", hyper) for hyper in ({}, {"max_position": 8}))
+    expected = given.copy()
+    expected[used == 4, 4:] = 0
+    np.testing.assert_array_equal(plain.positions(jax.random.key(0), used, 6, given), expected)
+    shifts = np.asarray(shifted.positions(jax.random.key(0), used, 6, given)) - expected
+    assert shifts.dtype == np.int32 and (shifts == shifts[:, :1]).all()
+    for count, room in ((4, 6), (6, 3)):  # highest given 2 and 5: up to 7 in both
+        assert set(shifts[used == count, 0]) == set(range(room))
+    assert (plain.span(6), shifted.span(6)) == (6, 8)
+    plain.check(9)
+    with pytest.raises(UserError, match="coupled has max_position 8, too small for 9 positions"):
+        shifted.check(9)
 
 
 @pytest.mark.parametrize(("name", "hyper"), POLICY, ids=str)
@@ -110,5 +128,5 @@ def test_bad_values_and_names_are_refused():
         POLICIES.make("randomised", {"per": "row"})
     with pytest.raises(UserError, match="skips has 0 chunks; it must have at least 1"):
         POLICIES.make("skips", {"chunks": 0})
-    with pytest.raises(UserError, match="Unknown position policy 'randomized'. Did you mean randomised.*Known: even, "):
+    with pytest.raises(UserError, match="Unknown position policy 'randomized'. Did you mean randomised.*Known: coupled, even, "):
         POLICIES.get("randomized")

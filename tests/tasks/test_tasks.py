@@ -106,6 +106,30 @@ def test_batches_come_from_the_key_alone_and_lengths_compile_once(name, hyper, s
     assert compiled._cache_size() == before
 
 
+@pytest.mark.parametrize(("name", "hyper", "step"), [("copy", {}, 1), ("copy", {"times": 2}, 1), ("reverse", {}, -1)])
+def test_coupled_positions_tie_a_symbol_to_its_answer(name, hyper, step):
+    # Positions of tokens that are taken for those of targets, one later; or of the bucket in place of the row.
+    task, sizes, sample = setup(name, hyper | {"unique": True}, (1, 4, 8))
+    batch = sample(jax.random.key(0), sizes)
+    assert batch.positions.shape == batch.tokens.shape and batch.positions.dtype == np.int32
+    highest = {}
+    arrays = [np.asarray(x) for x in (batch.tokens, batch.targets, batch.weights, batch.positions)]
+    for size, used, *rows in zip(np.resize((1, 4, 8), 60), np.asarray(batch.used), *arrays, strict=True):
+        tokens, targets, weights, positions = (row[:used] for row in rows)
+        place = dict(zip(tokens[1:1 + size].tolist(), positions[1:1 + size].tolist(), strict=True))
+        assert positions[0] == 0 and sorted(place.values()) == list(range(1, size + 1))
+        for t in np.flatnonzero(weights):
+            assert tokens[t] not in place or positions[t] == place[int(tokens[t])]
+            # What is to be predicted stands next to the input, save where the string begins anew.
+            assert place[int(targets[t])] == positions[t] + step or (positions[t], place[int(targets[t])]) == (size, 1)
+        highest[int(size)] = max(highest.get(int(size), 0), positions.max())
+    assert {size: task.num_positions(size) - 1 for size in highest} == highest
+
+
+def test_a_task_without_coupled_positions_gives_none():
+    assert setup("mqar", {"keys": 8}, (4,))[2](jax.random.key(0), jnp.array([4])).positions is None
+
+
 def test_training_and_evaluation_never_share_a_key():
     counters = jnp.concatenate([jnp.arange(5000), 2**31 - 1 - jnp.arange(100)]).astype(jnp.uint32)
     keys = [jax.random.key_data(jax.vmap(lambda c, s=s: stream_key(3, s, c))(counters)) for s in ("train", "eval")]

@@ -14,6 +14,7 @@ import tiny
 
 from posjax import config as configs
 from posjax.errors import UserError
+from posjax.experiment import Experiment
 from posjax.io.checkpoints import restore_params
 from posjax.io.run_dir import RunDir
 from posjax.train import interrupt, loop
@@ -205,6 +206,29 @@ def test_a_learned_table_that_no_evaluation_fits_is_recorded_as_such(tmp_path):
         loop.train(config, tmp_path / "run", stream=io.StringIO())
     run = RunDir.open(tmp_path / "run")
     assert {row["status"] for row in run.evals()} == {"no row past max_length 9"} and run.done
+
+
+def test_a_run_trains_with_positions_that_its_task_gives(tmp_path):
+    config = tiny.config("learned", "reverse", **{
+        "positions.train": "coupled", "positions.train.max_position": 12, "positions.eval": "coupled", "scheme.max_length": 12,
+        "train.steps": 2, "eval.every": 0, "eval.lengths": (1, 4, 9, 11)})
+    with tiny.quick_compilation():
+        loop.train(config, tmp_path / "run", stream=io.StringIO())
+    rows = RunDir.open(tmp_path / "run").evals()
+    assert {row["positions"] for row in rows} == {"coupled (max_position=None)"}
+    # The table's 12 rows hold a string of 10 with what stands before and after it; 21 tokens, of which none has its own row.
+    assert {row["length"]: row["status"] for row in rows} == {1: "ok", 4: "ok", 9: "ok", 11: "no row past max_length 12"}
+    assert all(row["loss"] is not None and np.isfinite(row["loss"]) for row in rows if row["status"] == "ok")
+
+
+@pytest.mark.parametrize(("task", "overrides", "says"), [
+    ("mqar", {"positions.train": "coupled"}, "and the task mqar gives none; those that do: copy, reverse"),
+    ("mqar", {"positions.eval": "coupled"}, "the task mqar gives none"),
+    ("copy", {"positions.train": "coupled", "positions.train.max_position": 4}, "has max_position 4, too small for 5 positions"),
+])
+def test_coupled_positions_that_cannot_be_are_refused_before_training(task, overrides, says):
+    with pytest.raises(UserError, match=says):
+        Experiment.build(tiny.config("rope", task, **overrides))
 
 
 def test_a_finished_run_that_lost_records_is_evaluated_again(finished, tmp_path):
