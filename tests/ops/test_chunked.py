@@ -131,11 +131,13 @@ def equations(jaxpr):
 @pytest.mark.parametrize("q_len, k_len", [(4, 3), (3, 5), (1, 4), (4, 1)])
 def test_a_bias_of_distance_is_laid_out_along_the_diagonals(q_len, k_len):
     """Exactly the block that it stands for, in gradient too; where positions have gaps, the block itself."""
-    bias = make_scheme("t5", **DIMS, rngs=nnx.Rngs(0)).bias()
+    bias, weights = make_scheme("t5", **DIMS, rngs=nnx.Rngs(0)).bias(), arrays(H, q_len, k_len)
+
+    def both(f, *positions):
+        out, pull = jax.vjp(lambda bias: f(bias, *positions), bias)
+        return out, pull(weights)[0].table
     for k_positions in (np.arange(k_len) + 2, np.arange(k_len) * 2):
-        q, k = jnp.arange(q_len) + 7, jnp.asarray(k_positions)
-        weights = arrays(H, q_len, k_len)
-        (actual, a), (expected, e) = (jax.vjp(lambda bias: f(bias), bias) for f in (
-            lambda bias: block_of(bias, q, k), lambda bias: bias.block(q, k)))
-        np.testing.assert_array_equal(actual, expected)
-        np.testing.assert_allclose(a(weights)[0].table, e(weights)[0].table, atol=1e-5)
+        positions = jnp.arange(q_len) + 7, jnp.asarray(k_positions)
+        actual, expected = both(block_of, *positions), both(type(bias).block, *positions)
+        np.testing.assert_array_equal(actual[0], expected[0])
+        np.testing.assert_allclose(actual[1], expected[1], atol=1e-5)
