@@ -54,8 +54,8 @@ def _section(group):
         own = evaluated_positions(record.config)
         for policy in dict.fromkeys([own, *(row.get("positions", own) for row in record.evals)]):
             repeated.append(record)
-            summaries.append(summarize(record.evals, record.config, finished=record.done, positions=policy,
-                                       label=label if policy == own else f"{label} [positions {policy}]"))
+            summaries.append(summarize(record.evals, record.config, finished=record.done, failed=record.failed,
+                                       positions=policy, label=label if policy == own else f"{label} [positions {policy}]"))
     return repeated, summaries
 
 
