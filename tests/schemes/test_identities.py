@@ -162,6 +162,9 @@ def test_attention_is_blind_to_a_shift_of_all_positions(key):
         for shifts in ((1, 0), (10**6, 17), (2**20, 10**6)):
             shift = np.array([[within(scheme, shift, 100)] for shift in shifts])
             np.testing.assert_allclose(attended(scheme, x, positions + shift), here, rtol=0, atol=5e-6)
+        # Phases kept in a model's bfloat16 would collide from 257 on; of float32, they leave the rounding of q, k and outputs.
+        half = [attended(scheme, jnp.asarray(x, jnp.bfloat16), positions + by).astype(np.float32) for by in (0, shift)]
+        np.testing.assert_allclose(*half, rtol=0, atol=0.05)
 
 
 def rotates_alike(extended, plain, head_dim, last, rng):
