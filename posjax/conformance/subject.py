@@ -2,10 +2,12 @@
 import functools
 import inspect
 
+import jax
 from flax import nnx
 
-from posjax.conformance.layer import Layer, T
+from posjax.conformance.layer import Layer, T, project
 from posjax.errors import UserError
+from posjax.schemes.attend import attend_cached
 from posjax.schemes.base import Scheme
 from posjax.schemes.registry import SCHEMES, make_scheme
 
@@ -34,6 +36,21 @@ class Subject:
     def layer(self):
         """The compiled `Layer` of `scheme`."""
         return Layer(self.scheme, compiled=True)
+
+    @functools.cached_property
+    def cached_step(self):
+        """The jitted layer of `scheme` from a cache: a function `(state, cache, x, positions, segments)`."""
+        graphdef, _ = nnx.split(self.scheme)
+
+        @jax.jit
+        def step(state, cache, x, positions, segments):
+            scheme = nnx.merge(graphdef, state)
+            following = cache.following(x.shape[1])
+            positions, segments = (f if given is None else given for given, f in zip((positions, segments), following))
+            x = scheme.embed(x, positions)
+            return attend_cached(scheme, *project(scheme, x), cache, positions=positions, segment_ids=segments,
+                                 features=scheme.features(x))
+        return step
 
 
 def subject(scheme, *, num_heads=4, head_dim=8, **hyper):
