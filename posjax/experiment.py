@@ -102,6 +102,9 @@ def make_model(config, vocab_size, seed):
             scheme.name, num_heads=sizes.num_heads, head_dim=sizes.head_dim, model_dim=sizes.width, rngs=rngs,
             temperature=_make(TEMPERATURES, temperature, num_heads=sizes.num_heads), **_hyper(scheme))
     layers = config.layers.to_dict()
+    for key in ("other", "other_temperature"):
+        if not config.layers.other_every and layers[key]["name"] != {"other": "nope", "other_temperature": "none"}[key]:
+            raise UserError(f"layers.{key} is {layers[key]['name']}, but no block is of the other kind: set layers.other_every.")
     other = maker(config.layers.other, config.layers.other_temperature)
     del layers["other"], layers["other_temperature"]
     return Decoder(sizes, make_layers(maker(config.scheme, config.temperature), sizes.depth, other=other, **layers), rngs=rngs)

@@ -101,6 +101,24 @@ def described(section):
     return f"{section['name']} ({own})" if own else section["name"]
 
 
+def beside_scheme(config):
+    """What a config adds to its scheme, as texts: a temperature, windows, layers of another kind; empty for nothing."""
+    def temperature(section):
+        return [] if section.get("name", "none") == "none" else [f"temperature {described(section)}"]
+
+    def window(tokens):
+        return [] if tokens is None else [f"window {tokens}"]
+    layers = config.get("layers", {})
+    parameters = layers.get("parameters", "published")
+    said = temperature(config.get("temperature", {})) + window(layers.get("window"))
+    if parameters != "published":
+        said.append(f"{parameters} parameters in its layers")
+    if layers.get("other_every"):
+        other = [described(layers["other"]), *temperature(layers["other_temperature"]), *window(layers["other_window"])]
+        said.append(f"every layer that {layers['other_every']} divides {' and '.join(other)}")
+    return said
+
+
 def _is_a(value, annotation):
     """Whether `value` is of a type, or of one of a union, as far as the annotation says; an int is a float."""
     kinds = annotation.__args__ if isinstance(annotation, types.UnionType) else (annotation,)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tiny
 
+from posjax import config as configs
 from posjax.experiment import Experiment
+from posjax.registry import beside_scheme
 
 
 def build(scheme="rope", **overrides):
@@ -35,9 +37,22 @@ def test_own_parameters_come_with_their_blocks():
     assert build("learned", **{"layers.other_every": 4, "scheme.max_length": 20}).max_length == 20
 
 
+def test_what_stands_beside_a_scheme_is_told_in_words():
+    def words(**overrides):
+        return beside_scheme(configs.to_json(tiny.config("rope", **overrides)))
+    assert words() == []
+    assert words(temperature="yarn") == ["temperature yarn (mscale=1.0, scale=4.0)"]
+    assert words(**{"layers.window": 8, "layers.other_every": 4, "layers.other_temperature": "log_n",
+                    "layers.parameters": "own"}) == [
+        "window 8", "own parameters in its layers",
+        "every layer that 4 divides nope and temperature log_n (below=False, length=512)"]
+
+
 @pytest.mark.parametrize("overrides, words", [
     ({"layers.other_every": 5}, "layers.other_every is 5; it must be from 0 .none. to the number of blocks, 4"),
     ({"layers.other": "rop"}, "rope"),
+    ({"layers.other": "alibi"}, "layers.other is alibi, but no block is of the other kind"),
+    ({"layers.other_temperature": "log_n"}, "layers.other_temperature is log_n, but no block"),
     ({"layers.window": 0}, "window is 0"),
     ({"layers.parameters": "each"}, "own"),
     ({"temperature": "yarn", "temperature.scale": -1.0}, "scale is -1.0"),

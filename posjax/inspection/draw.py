@@ -78,7 +78,7 @@ def _length_axis(ax, panel, train_length):
     ax.set_xlim(0, max(last, train_length) * 1.15)
     ax.axvspan(0, train_length, color=INK, alpha=0.06, linewidth=0, zorder=0)
     ax.axvline(train_length, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
-    ax.annotate(f"trained to {train_length} ", (train_length, 1), xycoords=("data", "axes fraction"), xytext=(-2, 2),
+    ax.annotate(f"train_length {train_length} ", (train_length, 1), xycoords=("data", "axes fraction"), xytext=(-2, 2),
                 textcoords="offset points", ha="right", va="bottom", fontsize=8, color=INK)
     low, high = (f([f(s.y) for s in panel.series]) for f in (np.min, np.max))
     if panel.name in _LOGITS and high - low > 1.5 * _FAINT:
@@ -91,7 +91,7 @@ def _pair_axes(ax, panel, train_length):
     ax.set_yscale("log")
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.axhline(train_length, color=INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
-    ax.annotate(f"trained to {train_length}", (1, train_length), xycoords=("axes fraction", "data"), xytext=(-2, 2),
+    ax.annotate(f"train_length {train_length}", (1, train_length), xycoords=("axes fraction", "data"), xytext=(-2, 2),
                 textcoords="offset points", ha="right", va="bottom", fontsize=8, color=INK)
     still = panel.series[-1].x[~np.isfinite(panel.series[-1].y)]
     if still.size:

@@ -117,8 +117,8 @@ class Decoder(nnx.Module):
                           k_segment_ids=segment_ids, features=features, window=window, backend=backend), None
         return self._run(tokens, positions, mix)[0]
 
-    def new_cache(self, batch_size, size):
-        """An empty cache for `batch_size` rows of up to `size` tokens: a tuple of one `KVCache` a block."""
+    def new_cache(self, size, *, batch_size):
+        """An empty cache of `size` tokens for `batch_size` rows: a tuple of one `KVCache` a block."""
         dtype = DTYPES[self.config.dtype]
         return tuple(make_cache(self.layers[block][0], size, batch_size=batch_size, dtype=dtype)
                      for block in range(self.config.depth))
@@ -127,6 +127,8 @@ class Decoder(nnx.Module):
         """Logits, float32 `[B, T, V]`, of T more tokens after those in the cache, and the cache with them.
 
         The first call takes the prompt, each later one what came since; one compilation serves all calls of one T.
+        A scheme that `depends_on_length` has its keys rotated anew at each call, but deeper blocks keep keys and values of
+        hidden states that were made at the length of their moment; under every other scheme this is the full pass.
 
         Args:
           tokens: int32 `[B, T]`.

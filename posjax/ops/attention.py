@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from posjax.errors import UserError, unknown
-from posjax.ops import dense, reference
+from posjax.ops import chunked, dense, reference
 from posjax.ops.rotary import check_positions
 
 _log = logging.getLogger(__name__)
@@ -54,15 +54,28 @@ class AttentionCall:
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """A way to compute attention: `supports(call)` is None, or the reason why it cannot serve the call."""
+    """A way to compute attention.
+
+    Attributes:
+      name: to ask for it by.
+      supports: of a call, None or the reason why it cannot serve it.
+      run: of a call, its output `[B, Q, H, Dv]`.
+      declines: of a call that it could serve, None or the reason why "auto" should look further.
+    """
     name: str
     supports: Callable
     run: Callable
+    declines: Callable = lambda call: None
+
+    def why_not(self, call):
+        """None, or the reason why "auto" passes it by."""
+        return self.supports(call) or self.declines(call)
 
 
-# The first that supports a call serves it. The reference comes last: it is the judge, not a contender.
+# The first that has no reason against a call serves it. The reference comes last: it is the judge, not a contender.
 BACKENDS = (
-    Backend("dense", dense.supports, dense.run),
+    Backend("dense", dense.supports, dense.run, dense.declines),
+    Backend("chunked", chunked.supports, chunked.run),
     Backend("reference", reference.supports, reference.run),
 )
 
@@ -87,7 +100,7 @@ def attention(q, k, v, *, bias=None, logits=None, values=None, q_positions, k_po
       scale: factor on `q.k`; None for `Dh ** -0.5`.
       first_query: index among the keys of the first query, an int32 scalar, possibly traced; None for K - Q. With a cache
         that has room left, the keys after the queries are not written yet: causality hides them.
-      backend: a name of `BACKENDS`, or "auto" for the first that supports the call.
+      backend: a name of `BACKENDS`, or "auto" for the first of them that suits the call.
 
     Returns:
       `[B, Q, H, Dv]` in the dtype of `q`.
@@ -116,10 +129,10 @@ def choose(call, name="auto"):
             raise UserError(f"The attention backend {name} cannot serve this call: {reason}.")
         return found[0]
     for candidate in BACKENDS:
-        if candidate.supports(call) is None:
+        if candidate.why_not(call) is None:
             _log_choice(candidate.name)
             return candidate
-    reasons = "; ".join(f"{b.name}: {b.supports(call)}" for b in BACKENDS)
+    reasons = "; ".join(f"{b.name}: {b.why_not(call)}" for b in BACKENDS)
     raise UserError(f"No attention backend serves this call ({reasons}).")
 
 

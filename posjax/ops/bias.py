@@ -36,3 +36,34 @@ class LinearBias:
     def block(self, q_positions, k_positions):
         distance = jnp.abs(distances(q_positions, k_positions)).astype(jnp.float32)[..., None, :, :]
         return -per_head(self.slopes, distance) * distance
+
+
+def block_of(bias, q_positions, k_positions):
+    """`bias.block(...)`, by way of the distances alone where the bias depends on no more and the positions are consecutive.
+
+    A block of n x m tokens has n + m - 1 distances: the bias is made for those, then laid out along the diagonals.
+
+    Args:
+      bias: a lazy bias; with an attribute `of_distance = True` where `i - j` decides and making it costs more than a copy.
+      q_positions, k_positions: int32 `[..., Q]`, `[..., K]`.
+
+    Returns:
+      float32 `[..., H, Q, K]`.
+    """
+    if not getattr(bias, "of_distance", False) or q_positions.ndim > 1:
+        return bias.block(q_positions, k_positions)
+    q_len, k_len = q_positions.shape[0], k_positions.shape[0]
+
+    def consecutive(positions):
+        return (positions == positions[0] + jnp.arange(positions.shape[0], dtype=jnp.int32)).all()
+
+    def along_diagonals():
+        # Entry (i, j) is value q_len - 1 - i + j of those from the largest distance down.
+        distance = q_positions[-1] - k_positions[0] - jnp.arange(q_len + k_len - 1, dtype=jnp.int32)
+        values = bias.block(distance, jnp.zeros(1, jnp.int32))[..., 0]
+        heads, count = values.shape
+        # Copies of the values, one entry longer than the rows that are read from them: each row starts one entry earlier.
+        copies = jnp.broadcast_to(jnp.pad(values, ((0, 0), (0, 1)))[:, None], (heads, q_len, count + 1))
+        return copies.reshape(heads, -1)[:, :q_len * count].reshape(heads, q_len, count)[:, :, q_len - 1:]
+    return jax.lax.cond(consecutive(q_positions) & consecutive(k_positions), along_diagonals,
+                        lambda: bias.block(q_positions, k_positions))

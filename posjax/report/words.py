@@ -3,6 +3,7 @@ import json
 
 from posjax.eval.statistics import evaluated_positions, setting, summarize
 from posjax.nested import flatten
+from posjax.registry import beside_scheme
 
 GOOD, FAILED = 0.9, 0.05
 
@@ -21,7 +22,7 @@ def differing(records):
 
 def labels(records):
     """What each run of one task is called: its scheme, and where several runs have it, what tells them apart."""
-    names = [setting(record.config, "scheme.name") for record in records]
+    names = [", ".join([setting(record.config, "scheme.name"), *beside_scheme(record.config)]) for record in records]
     result = []
     for record, name in zip(records, names):
         same = [other for other, other_name in zip(records, names) if other_name == name]
@@ -54,8 +55,8 @@ def _section(group):
         own = evaluated_positions(record.config)
         for policy in dict.fromkeys([own, *(row.get("positions", own) for row in record.evals)]):
             repeated.append(record)
-            summaries.append(summarize(record.evals, record.config, finished=record.done, failed=record.failed,
-                                       positions=policy, label=label if policy == own else f"{label} [positions {policy}]"))
+            summaries.append(summarize(record.evals, record.config, finished=record.done, failed=record.failed, positions=policy,
+                                       label=label if policy == own else f"{label} [positions {policy}]"))
     return repeated, summaries
 
 

@@ -121,7 +121,7 @@ def make_cache(scheme, size, *, batch_size, num_groups=None, value_dim=None, dty
 def attend_cached(scheme, q, k, v, cache, *, positions=None, segment_ids=None, features=None, window=None, backend="auto"):
     """Causal attention of T new tokens on all that a cache holds and on themselves.
 
-    The same as the last T rows of `attend` over the whole sequence. Keys are kept rotated, or raw where the scheme
+    The same as the last T rows of `attend` over the sequence so far. Keys are kept rotated, or raw where the scheme
     `depends_on_length`, and then rotated at each use for the length that the row has by then.
 
     Args:

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ class WindowBias:
       windows: a number of positions for each of the H heads, or None where a head sees all. Known when traced.
     """
     windows: tuple = dataclasses.field(metadata={"static": True})
+    of_distance: ClassVar[bool] = True
 
     def block(self, q_positions, k_positions):
         distance = jnp.abs(distances(q_positions, k_positions))[..., None, :, :]

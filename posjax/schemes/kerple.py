@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ class KerpleBias:
     r1: jax.Array
     r2: jax.Array
     kind: str = dataclasses.field(metadata={"static": True})
+    of_distance: ClassVar[bool] = True
 
     def block(self, q_positions, k_positions):
         distance = jnp.abs(distances(q_positions, k_positions)).astype(jnp.float32)[..., None, :, :]

@@ -31,8 +31,8 @@ class PoPE(Scheme):
 
     Where implementations differ:
       The phase belongs to the key in x-transformers (key at j theta + delta), and is taken from the query's angle here, which
-      is the same number and works where several query heads share a key head; others have one phase for each key head.
-      They also divide by sqrt(2 Dh), the channels of the product; here it is sqrt(Dh), as in x-transformers. Its clamp has no
+      is the same number and works where several query heads share a key head; others have one phase for each key head
+      and divide by sqrt(2 Dh), the channels of the product; here it is sqrt(Dh), as in x-transformers, whose clamp has no
       gradient beyond the bounds, so that with "zero" the phases that first step upwards never move again.
     """
     formula = "sum_c softplus(q_c) softplus(k_c) cos((j - i) base^(-c/Dh) + delta_hc), delta learned"

@@ -220,7 +220,7 @@ def _original(plain, original):
     if original is None:
         original = plain.max_position_embeddings
     if original is None:
-        raise UserError("original_max_position_embeddings is missing, and so is max_position_embeddings.")
+        raise UserError("original_max_position_embeddings, the length that the model was trained at, is missing.")
     return original
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ class SandwichBias:
     dim: int = dataclasses.field(metadata={"static": True})
     base: float = dataclasses.field(metadata={"static": True})
     first_index: int = dataclasses.field(metadata={"static": True})
+    of_distance: ClassVar[bool] = True
 
     def block(self, q_positions, k_positions):
         half = self.dim // 2

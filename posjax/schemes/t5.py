@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,7 @@ class BucketBias:
     table: jax.Array
     max_distance: int = dataclasses.field(metadata={"static": True})
     bidirectional: bool = dataclasses.field(metadata={"static": True})
+    of_distance: ClassVar[bool] = True
 
     def block(self, q_positions, k_positions):
         bucket = t5_bucket(-distances(q_positions, k_positions), num_buckets=self.table.shape[0],

@@ -15,7 +15,7 @@ from posjax.experiment import Experiment
 from posjax.io.checkpoints import Checkpoints
 from posjax.io.environment import environment_record
 from posjax.io.run_dir import RunDir
-from posjax.registry import described
+from posjax.registry import beside_scheme, described
 from posjax.train.chunk import METRICS, init_state, make_chunk
 from posjax.train.curves import Curves
 from posjax.train.interrupt import Interrupted, deferred_signals
@@ -226,7 +226,7 @@ def banner(experiment, mesh, tokens):
     device = jax.devices()[0]
     return (f"posjax  jax {jax.__version__}, {mesh.size} of {jax.device_count()} {device.platform} devices "
             f"({device.device_kind})\n"
-            f"scheme {described(config.scheme)}; task {described(config.task)}; "
+            f"scheme {', '.join([described(config.scheme), *beside_scheme(config)])}; task {described(config.task)}; "
             f"attention backend {experiment.attention_backend}\n"
             f"positions {described(config.positions.train)} in training, {described(config.positions.eval)} in evaluation\n"
             f"{experiment.num_params:,} parameters x {len(experiment.seeds)} seeds; {tokens:,} tokens a step; "

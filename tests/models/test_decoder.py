@@ -29,7 +29,7 @@ def alternating():
 
 def cached(model, tokens, *, prompt, **given):
     """Logits of the prompt in one call and of the others one by one."""
-    cache = model.new_cache(tokens.shape[0], tokens.shape[1] + 2)
+    cache = model.new_cache(tokens.shape[1] + 2, batch_size=tokens.shape[0])
     out, cache = model.decode(tokens[:, :prompt], cache, **given)
     outs = [out]
     for t in range(prompt, tokens.shape[1]):
@@ -57,7 +57,7 @@ def test_a_left_padded_prompt_decodes_as_if_alone():
 def test_one_compilation_serves_all_decode_steps():
     graphdef, state = nnx.split(decoder(alternating()))
     step = jax.jit(lambda state, tokens, cache: nnx.merge(graphdef, state).decode(tokens, cache))
-    cache = nnx.merge(graphdef, state).new_cache(2, 16)
+    cache = nnx.merge(graphdef, state).new_cache(16, batch_size=2)
     for t in range(16):
         _, cache = step(state, TOKENS[:, t:t + 1], cache)
     assert step._cache_size() == 1
@@ -67,7 +67,7 @@ def test_one_compilation_serves_all_decode_steps():
 def test_a_full_cache_is_refused():
     model = decoder(maker("nope")())
     with pytest.raises(ValueError, match="room for 4 tokens"):
-        model.decode(TOKENS[:, :5], model.new_cache(2, 4))
+        model.decode(TOKENS[:, :5], model.new_cache(4, batch_size=2))
 
 
 def test_the_blocks_alternate():

@@ -183,7 +183,7 @@ def allowed(rope_type):
     ({"rope_type": "linear", "factor": None}, "rope_type linear needs the key 'factor'"),
     ({"rope_type": "linear", "factor": 0.5}, "factor is 0.5; it must be at least 1"),
     ({"rope_type": "linear", "factor": float("nan")}, "factor is nan"),
-    ({"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings is missing, and so is max_position_embeddings"),
+    ({"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings, the length that the model .* is missing"),
     ({"rope_type": "yarn", "original_max_position_embeddings": 8}, "factor is missing, and so is max_position_embeddings"),
     ({"rope_type": "yarn", "factor": 4.0, **KEYS["yarn"], "beta_fast": 1}, "beta_fast is 1; it must be above beta_slow 1"),
     ({"rope_type": "yarn", "factor": 4.0, **KEYS["yarn"], "truncate": 1}, "truncate is 1; it must be true or false"),
