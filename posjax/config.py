@@ -180,7 +180,7 @@ def run_file(what, function, *args):
         return function(*args)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message, place = told(error, what)
         raise UserError(f"{place}: {type(error).__name__}: {message.rstrip('.')}.") from error
 

@@ -2,6 +2,8 @@
 import importlib
 import importlib.metadata
 import inspect
+import math
+import numbers
 import types
 
 from posjax.errors import UserError, unknown
@@ -79,6 +81,11 @@ class Registry:
             default = known[key]
             if isinstance(default, str | int | float) and isinstance(value, str) != isinstance(default, str):
                 raise UserError(f"{key} of the {self.kind} {name} is {value!r}; a value like {default!r} is expected.")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"{key} of the {self.kind} {name} is {value}; it must be finite.")
+            annotated = annotations[key].annotation is not inspect.Parameter.empty
+            if not annotated and type(default) in (int, float, bool) and not _like(value, default):
+                raise UserError(f"{key} of the {self.kind} {name} is {value!r}; {_KINDS[type(default)]} is expected.")
         return cls(**supplied, **hyper)
 
     def _load(self):
@@ -119,9 +126,21 @@ def beside_scheme(config):
     return said
 
 
+_KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
+
+
+def _like(value, default):
+    """Whether a value can stand for a default that is a number or a truth value."""
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, numbers.Integral if isinstance(default, int) else numbers.Real)
+
+
 def _is_a(value, annotation):
     """Whether `value` is of a type, or of one of a union, as far as the annotation says; an int is a float."""
     kinds = annotation.__args__ if isinstance(annotation, types.UnionType) else (annotation,)
     if annotation is inspect.Parameter.empty or not all(isinstance(kind, type) for kind in kinds):
         return True
+    if isinstance(value, bool) and bool not in kinds:
+        return False  # which Python would count as a number
     return isinstance(value, kinds) or (float in kinds and isinstance(value, int))

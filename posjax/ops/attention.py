@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from posjax.errors import UserError, unknown
 from posjax.ops import chunked, dense, reference
@@ -141,24 +142,35 @@ def _log_choice(name):
     _log.info("attention: backend %s", name)
 
 
+def check_window(window):
+    """Raises `ValueError` unless `window` is None or a whole number of at least 1."""
+    whole = isinstance(window, int | np.integer) and not isinstance(window, bool)
+    if window is not None and (not whole or window < 1):
+        raise UserError(f"window is {window!r}; it counts visible keys with the query's own: a whole number of at least 1, "
+                        "or None for all.")
+
+
 def check_call(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window):
     """Raises `ValueError` if the arguments of `attention` do not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise UserError(f"{name} must be [B, T, H, Dh]; got shape {x.shape}.")
+        if 0 in x.shape[:3]:
+            raise UserError(f"{name} has shape {x.shape}; there must be at least one row, token and head.")
     if not (q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3]):
         raise UserError(f"q, k and v do not fit together: {q.shape}, {k.shape}, {v.shape}.")
     if q.shape[2] % k.shape[2]:
         raise UserError(f"The {q.shape[2]} query heads are not a multiple of the {k.shape[2]} key heads.")
     if causal and q.shape[1] > k.shape[1]:
         raise UserError(f"Causal attention of {q.shape[1]} queries on {k.shape[1]} keys: queries cannot outnumber keys.")
-    # Keys first: `attend` takes the positions of the queries from theirs.
     check_positions(k_positions, k.shape[:2], "k_positions")
     check_positions(q_positions, q.shape[:2], "q_positions")
+    for name, ids in (("q_segment_ids", q_segment_ids), ("k_segment_ids", k_segment_ids)):
+        if ids is not None and not hasattr(ids, "shape"):
+            raise UserError(f"{name} must be an array of integers; got {type(ids).__name__}.")
     if (q_segment_ids is None) != (k_segment_ids is None):
         raise UserError("Give both q_segment_ids and k_segment_ids, or neither.")
     if q_segment_ids is not None and (q_segment_ids.shape != q.shape[:2] or k_segment_ids.shape != k.shape[:2]):
         raise UserError(f"Segment ids must have shapes {q.shape[:2]} and {k.shape[:2]}; "
                         f"got {q_segment_ids.shape} and {k_segment_ids.shape}.")
-    if window is not None and window < 1:
-        raise UserError(f"window is {window}; it counts visible keys with the query's own, so at least 1.")
+    check_window(window)

@@ -30,8 +30,8 @@ class KVCache:
     @classmethod
     def empty(cls, size, *, k, v, features=None):
         """An empty cache of `size` tokens, for tokens like the arrays or shapes `k`, `v` `[B, T, G, D]` and `features`."""
-        if size < 1:
-            raise UserError(f"The size of a cache is {size}; it must be at least 1.")
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise UserError(f"The size of a cache is {size!r}; it must be a whole number of at least 1.")
 
         def buffer(like):
             return jnp.zeros((like.shape[0], size, *like.shape[2:]), like.dtype)

@@ -68,11 +68,17 @@ class Rotary:
 
 
 def check_positions(positions, shape, name="positions"):
-    """Raises `ValueError` unless `positions` are integers for `shape` = (B, T): of shape `[T]` or `[B, T]`."""
+    """Raises `ValueError` unless `positions` are 32-bit integers for `shape` = (B, T): of shape `[T]` or `[B, T]`."""
     batch, length = shape
+    if not hasattr(positions, "shape"):
+        raise UserError(f"{name} must be an array of integers; got {type(positions).__name__}.")
     if positions.shape not in ((length,), (batch, length)) or not jnp.issubdtype(positions.dtype, jnp.integer):
         raise UserError(f"{name} must be integers of shape {(length,)} or {(batch, length)}; "
                         f"got {positions.dtype} of shape {positions.shape}.")
+    if isinstance(positions, np.ndarray) and positions.size:
+        far = max(positions.min(), positions.max(), key=abs)
+        if not -2**31 <= int(far) < 2**31:
+            raise UserError(f"{name} reach {far}; positions are 32-bit integers, below {2**31}.")
 
 
 def apply_rotary(x, positions, rotary):

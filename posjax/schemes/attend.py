@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from posjax.errors import UserError
 from posjax.ops.attention import attention, check_call
 from posjax.ops.cache import KVCache
+from posjax.ops.rotary import check_positions
 from posjax.schemes.base import Scheme
 
 
@@ -42,6 +43,7 @@ def attend(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids
     q_len, k_len = q.shape[1], k.shape[1]
     if k_positions is None:
         k_positions = jnp.arange(k_len, dtype=jnp.int32)
+    check_positions(k_positions, k.shape[:2], "k_positions")
     if q_positions is None:
         # The queries are the last of the keys, wherever those are.
         q_positions = k_positions[..., k_len - q_len:] if q_len <= k_len else jnp.arange(q_len, dtype=jnp.int32)
@@ -144,6 +146,9 @@ def attend_cached(scheme, q, k, v, cache, *, positions=None, segment_ids=None, f
     """
     check_queries(scheme, q)
     check_features(scheme, features)
+    for name, x, held in (("k", k, cache.k), ("v", v, cache.v)):
+        if x.dtype != held.dtype:  # a scheme that scales its keys knows the range of their dtype, not that of another
+            raise UserError(f"{name} is {x.dtype}, but the cache holds {held.dtype}: make the cache with dtype={x.dtype}.")
     batch, count = q.shape[:2]
     next_positions, next_segments = cache.following(count)
     positions = next_positions if positions is None else jnp.asarray(positions, jnp.int32)

@@ -1,10 +1,8 @@
-import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posjax.errors import UserError
 from posjax.ops.rows import reverse_cumsum
 from posjax.schemes.base import Scheme, required_rngs
 from posjax.schemes.registry import register_scheme
@@ -39,8 +37,6 @@ class FoX(Scheme):
 
     def __init__(self, *, bias_init=0.0, **dims):
         super().__init__(**dims)
-        if not math.isfinite(bias_init):
-            raise UserError(f"fox's bias_init is {bias_init}; it must be a finite number.")
         self.gate = nnx.Linear(self.model_dim, self.num_heads, bias_init=nnx.initializers.constant(bias_init),
                                dtype=jnp.float32, rngs=required_rngs("fox", dims))
 

@@ -2,6 +2,7 @@
 from flax import nnx
 
 from posjax.errors import UserError, unknown
+from posjax.ops.attention import check_window
 from posjax.schemes.base import Scheme
 
 PARAMETERS = ("published", "shared", "own")
@@ -24,8 +25,7 @@ class Layers(nnx.Module):
 
     def __init__(self, schemes, order, windows):
         for window in windows:
-            if window is not None and window < 1:
-                raise UserError(f"A layer's window is {window}; it counts visible keys with the query's own, so at least 1.")
+            check_window(window)
         embedding = [s for s in schemes if type(s).embed is not Scheme.embed]
         if len(embedding) > 1:
             raise UserError(f"{', '.join(type(s).__name__ for s in embedding)} add to the embeddings, which happens once, "

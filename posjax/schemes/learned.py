@@ -37,6 +37,8 @@ class Learned(Scheme):
         super().__init__(**dims)
         if max_length < 1:
             raise UserError(f"learned's max_length is {max_length}; it must be at least 1.")
+        if not init_scale > 0:
+            raise UserError(f"learned's init_scale is {init_scale}; it must be above 0.")
         if not isinstance(offset, int) or offset < 0:
             raise UserError(f"learned's offset is {offset}; it must be a whole number of at least 0.")
         rngs = required_rngs("learned", dims)
@@ -51,6 +53,8 @@ class Learned(Scheme):
             if low < 0 or high >= self.max_length:
                 raise UserError(f"Position {high if low >= 0 else low} has no row: "
                                 f"the learned table has max_length {self.max_length} (positions 0 to {self.max_length - 1}).")
+        # Of a small integer type, neither max_length nor a row number need fit.
+        positions = jnp.asarray(positions, jnp.int32)
         # Out-of-range rows are NaN; a negative index would otherwise count from the end, or reach the rows of the offset.
         exists = (positions >= 0) & (positions < self.max_length)
         rows = jnp.where(exists, positions, self.max_length) + self.offset

@@ -1,4 +1,5 @@
 """The schemes that exist, and how to make one."""
+from posjax.errors import UserError
 from posjax.registry import Registry
 from posjax.schemes.temperature import Temperature
 
@@ -24,6 +25,13 @@ def make_scheme(name, *, num_heads, head_dim, model_dim=None, rngs=None, tempera
       ValueError: an unknown scheme or hyper-parameter (with close matches and the full list), or a bad value.
     """
     scheme = SCHEMES.make(name, hyper, num_heads=num_heads, head_dim=head_dim, model_dim=model_dim, rngs=rngs)
+    if temperature is not None:
+        if not isinstance(temperature, Temperature):
+            raise UserError(f"temperature is {temperature!r}; it must be one, as posjax.make_temperature({temperature!r}, ...) "
+                            "makes it." if isinstance(temperature, str) else
+                            f"temperature is a {type(temperature).__name__}; posjax.make_temperature makes one.")
+        if temperature.num_heads not in (1, num_heads):
+            raise UserError(f"The temperature was made for {temperature.num_heads} heads; the scheme has {num_heads}.")
     if temperature is not None and type(temperature) is not Temperature:  # which would multiply by 1
         scheme.temperature = temperature
         scheme.relative = scheme.relative and temperature.relative

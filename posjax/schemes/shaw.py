@@ -21,21 +21,21 @@ class Shaw(Scheme):
       Under the causal mask the rows of keys that lie ahead of the query (j > i) are never used and stay as they began.
 
     Where implementations differ:
-      tensor2tensor always adds to the values too, others (Wav2Vec2-BERT) to the keys alone: `values=False`.
+      tensor2tensor always adds to the values too, others (Wav2Vec2-BERT) to the keys alone: `value_vectors=False`.
       The base model of the paper has k = 16 and the big one k = 8 with tables of their own in each layer. By default one pair
       of tables serves all layers: `layers.parameters = "own"` gives each its own.
       The tables begin as in tensor2tensor, Glorot uniform; the paper does not say.
 
     Args:
       max_distance: k, in positions.
-      values: whether there is a table for the values.
+      value_vectors: whether there is a table for the values.
     """
     formula = "q.(k + aK[c]) / sqrt(Dh), and w (v + aV[c]), c = clip(j - i, -max_distance, max_distance); aK, aV learned"
     reference = "Shaw et al. 2018, arXiv 1803.02155"
     cost = "a lookup a logit and a sum a weight, O(T^2) a head"
     relative = True
 
-    def __init__(self, *, max_distance=16, values=True, **dims):
+    def __init__(self, *, max_distance=16, value_vectors=True, **dims):
         super().__init__(**dims)
         if not max_distance >= 1:
             raise UserError(f"shaw's max_distance is {max_distance}; it must be at least 1.")
@@ -45,7 +45,7 @@ class Shaw(Scheme):
         def table():
             return nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (2 * max_distance + 1, self.head_dim)))
         self.key_table = table()
-        if values:
+        if value_vectors:
             self.value_table = table()
         else:
             self.values = None

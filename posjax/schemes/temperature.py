@@ -128,16 +128,18 @@ class Llama4(Temperature):
     def __init__(self, *, scale=0.1, floor_scale=8192, **dims):
         super().__init__(**dims)
         _above(self, 0, floor_scale=floor_scale)
+        if scale < 0:
+            raise UserError(f"The temperature llama4's scale is {scale}; it must not be negative.")
         self.scale, self.floor_scale = scale, floor_scale
 
     def factor(self, positions):
-        steps = ((positions + 1) // self.floor_scale).astype(jnp.float32)
+        steps = ((jnp.maximum(positions, 0) + 1) // self.floor_scale).astype(jnp.float32)
         return (1 + self.scale * jnp.log1p(steps))[..., None]
 
 
 def _log_count(positions):
-    """`ln(p + 1)`: a query at position p sees p + 1 tokens of its document."""
-    return jnp.log(positions.astype(jnp.float32) + 1)[..., None]
+    """`ln(p + 1)`: a query at position p sees p + 1 tokens of its document; padding before position 0 counts as its first."""
+    return jnp.log(jnp.maximum(positions, 0).astype(jnp.float32) + 1)[..., None]
 
 
 def _above(temperature, bound, **values):

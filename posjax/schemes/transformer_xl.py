@@ -37,7 +37,7 @@ class TransformerXL(Scheme):
     relative = True
     per_layer = True
 
-    def __init__(self, *, dim=None, **dims):
+    def __init__(self, *, dim: int | None = None, **dims):
         super().__init__(**dims)
         size = self.model_dim if dim is None else dim
         if size < 2 or size % 2:

@@ -55,7 +55,7 @@ class XPos(RoPE):
             raise UserError(f"xpos's scale_base is {scale_base}; with gamma {gamma} a single position leaves float32.")
         if center is not None and not 0 <= center <= reach:
             raise UserError(f"xpos's center is {center}; it must be from 0 to {reach}, or None for the middle of the sequence.")
-        self.max_length = 1 + reach + (reach if center is None else center)
+        self.max_length = min(1 + reach + (reach if center is None else center), 2**31 - 1)
 
     def rotary(self, length=None):
         """None: what is done to queries and keys is more than a rotation."""
@@ -68,7 +68,8 @@ class XPos(RoPE):
 
     def reach(self, dtype):
         """The largest distance from the center whose amplitudes leave a channel a quarter of the exponents of `dtype`."""
-        return math.floor(-0.75 * int(jnp.finfo(dtype).minexp) / -self.rates()[0])
+        octaves = -0.75 * int(jnp.finfo(dtype).minexp)
+        return math.floor(min(octaves / max(-self.rates()[0], 2.0**-24), 2**30))
 
     def rotate(self, q, k, q_positions, k_positions):
         for x, positions, name in ((q, q_positions, "q_positions"), (k, k_positions, "k_positions")):

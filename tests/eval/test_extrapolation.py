@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
+from posjax.compilations import compilations
 from posjax.errors import UserError
 from posjax.eval import extrapolation
 from posjax.eval.extrapolation import Evaluator, bucket, check_eval_lengths
@@ -177,10 +178,10 @@ def test_one_wrong_token_spoils_the_exact_match_alone():
 
 def test_at_most_one_compilation_a_power_of_two_for_any_grid():
     parts = oracle()
-    for lengths, count in (((1, 2, 3, 4), 5), ((1, 2), 400), ((5, 6, 7, 8, 9, 15), 5), ((16,), 9), ((1, 4, 7, 12), 1)):
-        rows_of(parts, lengths, count)
-    assert parts[2].compilations == 3
-    assert [parts[2]._scorer(size)._cache_size() for size in (4, 8, 16)] == [1, 1, 1]
+    with compilations() as compiled:
+        for lengths, count in (((1, 2, 3, 4), 5), ((1, 2), 400), ((5, 6, 7, 8, 9, 15), 5), ((16,), 9), ((1, 4, 7, 12), 1)):
+            rows_of(parts, lengths, count)
+    assert parts[2].compilations == compiled.count("jit(local)") == 3
 
 
 def test_a_length_scores_the_same_whatever_else_is_in_the_grid():
@@ -218,7 +219,9 @@ def test_a_learned_table_has_results_up_to_its_last_row_and_says_so_beyond():
 def test_conditions_are_evaluated_one_by_one_and_recorded():
     experiment, params, evaluate = made(task="needle", task__depths=(0.0, 1.0), train__lengths__min=8, train__lengths__max=12,
                                         eval__lengths=(12, 20))
-    rows = rows_of((experiment, params, evaluate), (12,), 20)
+    with compilations() as compiled:
+        rows = rows_of((experiment, params, evaluate), (12,), 20)
+    assert evaluate.compilations == compiled.count("jit(local)") == 1
     assert [(row["condition"], row["seed"]) for row in rows] == [({"depth": d}, s) for d in (0.0, 1.0) for s in SEEDS]
     assert len({row["loss"] for row in rows}) == 4 and all(len(row["per_position"]) == 4 for row in rows)
     for row in rows[::2]:
@@ -227,7 +230,6 @@ def test_conditions_are_evaluated_one_by_one_and_recorded():
         place = np.argmax(batch.tokens[:, 1:13] >= 20, 1)  # the first token of a needle's alphabets
         assert set(place) == {0 if index == 0 else 6}
         assert_matches(row, logits_of(experiment, params, 0, batch.tokens), batch)
-    assert evaluate.compilations == 1 and evaluate._scorer(12)._cache_size() == 1
 
 
 def test_greedy_decoding_is_right_exactly_where_the_teacher_forced_pass_is():

@@ -51,7 +51,7 @@ def test_the_figure_marks_the_training_length_and_says_what_is_learned():
     assert "learned parameters at initialisation (seed 0)" in figure.get_suptitle()
     score, waves = figure.axes[:2]
     assert 64 in [line.get_xdata()[0] for line in score.lines] and 64 in [line.get_ydata()[0] for line in waves.lines]
-    assert [t.get_text().strip() for ax in (score, waves) for t in ax.texts] == ["trained to 64"] * 2
+    assert [t.get_text().strip() for ax in (score, waves) for t in ax.texts] == ["train_length 64"] * 2
 
 
 def test_the_map_is_blank_above_the_diagonal():

@@ -8,6 +8,7 @@ import pytest
 
 import posjax
 from posjax import conformance
+from posjax.compilations import compilations
 from posjax.conformance.expect import differ
 from posjax.conformance.layer import inputs
 from posjax.errors import UserError
@@ -60,13 +61,16 @@ def test_p_rope_leaves_its_slowest_pairs_alone():
 def test_a_length_of_the_device_gives_the_angles_of_the_host(kind, base):
     # In float32 the changed frequencies would be off by 1e-7 of themselves: by a radian at 2**24.
     scheme = scaled(base=base, **AT_LENGTH[kind])
+    lengths = (1, L, L + 1, 7 * L, 100_000, 2**24)
     traced = jax.jit(scheme.rotary)
-    for length in (1, L, L + 1, 7 * L, 100_000, 2**24):
+    with compilations() as compiled:
+        rotaries = [traced(jnp.int32(length)) for length in lengths]
+    assert compiled.count("jit(rotary)") == 1
+    for length, rotary in zip(lengths, rotaries, strict=True):
         positions = np.array([1, length // 2, length - 1])
         inv_freq, _ = scheme.frequencies(length)
-        error = np.asarray(traced(jnp.int32(length)).angles(jnp.asarray(positions)), np.float64) - positions[:, None] * inv_freq
+        error = np.asarray(rotary.angles(jnp.asarray(positions)), np.float64) - positions[:, None] * inv_freq
         assert np.abs((error + np.pi) % (2 * np.pi) - np.pi).max() < 1e-6
-    assert traced._cache_size() == 1
 
 
 @pytest.mark.parametrize("kind", AT_LENGTH)
