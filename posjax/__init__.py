@@ -11,6 +11,7 @@ _PUBLIC = {
     "posjax.errors": ("UserError",),
     "posjax.inspection.panels": ("inspect",),
     "posjax.models.decoder": ("Decoder", "DecoderConfig"),
+    "posjax.models.generation": ("generate",),
     "posjax.ops.bias": ("LinearBias",),
     "posjax.ops.cache": ("KVCache",),
     "posjax.ops.rotary": ("Rotary",),
