@@ -6,13 +6,15 @@ What is listed here is the public interface; everything else may change. Names a
 import importlib
 
 _PUBLIC = {
+    "posjax.cache_table": ("cache_bytes",),
     "posjax.config": ("default_config", "load_config"),
     "posjax.conformance.runner": ("check_scheme",),
     "posjax.errors": ("UserError",),
     "posjax.inspection.panels": ("inspect",),
     "posjax.models.decoder": ("Decoder", "DecoderConfig"),
     "posjax.ops.bias": ("LinearBias",),
-    "posjax.ops.cache": ("KVCache",),
+    "posjax.ops.caches.cache": ("KVCache",),
+    "posjax.ops.caches.codecs": ("quantisation_error",),
     "posjax.ops.rotary": ("Rotary",),
     "posjax.report.html": ("write_report",),
     "posjax.runs": ("Run", "load_run", "run"),
