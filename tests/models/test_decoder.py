@@ -28,9 +28,9 @@ def alternating():
                        other_every=2)
 
 
-def cached(model, tokens, *, prompt, **given):
+def cached(model, tokens, *, prompt, options=None, **given):
     """Logits of the prompt in one call and of the others one by one."""
-    cache = model.new_cache(tokens.shape[1] + 2, batch_size=tokens.shape[0])
+    cache = model.new_cache(tokens.shape[1] + 2, batch_size=tokens.shape[0], **(options or {}))
     out, cache = model.decode(tokens[:, :prompt], cache, **given)
     outs = [out]
     for t in range(prompt, tokens.shape[1]):
@@ -43,6 +43,39 @@ def cached(model, tokens, *, prompt, **given):
 def test_decoding_from_a_cache_equals_the_full_pass(layers):
     model = decoder(layers())
     np.testing.assert_allclose(cached(model, TOKENS, prompt=6), model(TOKENS), atol=2e-5)
+
+
+@pytest.mark.parametrize(("options", "atol"), [({"page_size": 4, "num_pages": 10}, 2e-5), ({"quantise": "int8"}, 0.1)],
+                         ids=["paged", "int8"])
+def test_pages_and_8_bits_serve_blocks_with_and_without_a_window(options, atol):
+    model = decoder(alternating())
+    np.testing.assert_allclose(cached(model, TOKENS, prompt=6, options=options), model(TOKENS), atol=atol)
+
+
+@pytest.mark.parametrize("layers", [maker("learned"), alternating], ids=["learned", "alternating"])
+def test_rows_of_different_lengths_decode_as_if_alone(layers):
+    """One takes the place of another in the end."""
+    model, full = decoder(layers()), decoder(layers())(TOKENS)
+    out, cache = model.decode(TOKENS[:, :6], model.new_cache(8, batch_size=2), counts=np.asarray([6, 2]))
+    np.testing.assert_allclose(out[0], full[0, :6], atol=2e-5)
+    np.testing.assert_allclose(out[1, :2], full[1, :2], atol=2e-5)
+    out, cache = model.decode(np.stack([TOKENS[0, 6:7], TOKENS[1, 2:3]]), cache)
+    np.testing.assert_allclose(out[:, 0], np.stack([full[0, 6], full[1, 2]]), atol=2e-5)
+    cache = tuple(c.release(np.asarray([True, False])) for c in cache)
+    out, cache = model.decode(TOKENS[::-1, :4], cache, counts=np.asarray([4, 0]))
+    np.testing.assert_allclose(out[0], full[1, :4], atol=2e-5)
+    out, cache = model.decode(np.stack([TOKENS[1, 4:5], TOKENS[1, 3:4]]), cache)
+    np.testing.assert_allclose(out[:, 0], full[1, [4, 3]], atol=2e-5)
+
+
+def test_windows_in_all_blocks_decode_without_end():
+    model = decoder(make_layers(maker("rope"), 3, window=3))
+    cache = model.new_cache(batch_size=2)
+    for t in range(0, 16, 4):
+        out, cache = model.decode(TOKENS[:, t:t + 4], cache)
+    np.testing.assert_allclose(out, model(TOKENS)[:, 12:], atol=2e-5)
+    with pytest.raises(ValueError, match="needs a size"):
+        decoder(alternating()).new_cache(batch_size=2)
 
 
 def test_a_left_padded_prompt_decodes_as_if_alone():
