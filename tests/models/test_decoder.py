@@ -2,6 +2,7 @@
 import jax
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
 
 from posjax.compilations import compilations
@@ -12,6 +13,12 @@ from posjax.schemes.temperature import make_temperature
 
 SIZES = DecoderConfig(vocab_size=11, width=16, depth=3, num_heads=2)
 TOKENS = np.random.default_rng(0).integers(0, 11, (2, 16)).astype(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with tiny.quick_compilation():
+        yield
 
 
 def maker(name, **hyper):

@@ -90,7 +90,8 @@ def test_keys_are_rotated_for_the_length_of_now(kind, layout, quantise):
     """Keys kept as they were rotated at a shorter length, or by the length of the longest row."""
     scheme = make("scaled_rope", rope_type=kind, original_max_position_embeddings=5, **AT_LENGTH[kind])
     x = inputs(scheme, SIZE)
-    rows, _ = decoded(scheme, x, empty(scheme, layout, quantise=quantise), [(1, 1), (1, 1), (1, 1), (1, 0), (1, 1), (1, 0), (1, 1)])
+    counts = [(1, 1), (1, 1), (1, 1), (1, 0), (1, 1), (1, 0), (1, 1)]
+    rows, _ = decoded(scheme, x, empty(scheme, layout, quantise=quantise), counts)
     expected = of_its_moment(scheme, x, layout, 7)
     for row, alone in zip(rows, expected):
         assert_close(row, alone[:len(row)], quantise)

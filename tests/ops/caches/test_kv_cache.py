@@ -7,7 +7,7 @@ import pytest
 from posjax.ops.caches.cache import KVCache, Tokens
 
 LAYOUTS = {"dense": {}, "sliding": {"window": 3}, "paged": {"page_size": 2, "num_pages": 7}}
-# More pages than all rows can use.
+# The pages are more than both rows can use.
 layouts = pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 
 
@@ -27,12 +27,11 @@ def seen(cache, new, counts=None):
     counts = None if counts is None else np.asarray(counts)
     cache, held, first = cache.extend(new, counts)
     end = np.broadcast_to(first, cache.length.shape) + (new.k.shape[1] if counts is None else counts)
-    for part, other in ((held.v, 0.5), (held.features["gate"][..., None], 0.25)):
-        written = held.segment_ids >= 0
-        np.testing.assert_array_equal(part[..., 0][written & (held.k[..., 0, 0] > 0)[..., None][..., 0]],
-                                      (held.k[..., 0] + other)[written & (held.k[..., 0, 0] > 0)])
-    return [[x for x, s in zip(row[:n], segments[:n]) if s >= 0] for row, segments, n in zip(
-        np.asarray(held.k)[..., 0, 0].tolist(), np.asarray(held.segment_ids).tolist(), end)], cache
+    shown = (np.arange(held.k.shape[1]) < end[:, None]) & (np.asarray(held.segment_ids) >= 0)
+    k, v, gate = (np.asarray(x).reshape(shown.shape) for x in (held.k, held.v, held.features["gate"]))
+    np.testing.assert_array_equal(v[shown], k[shown] + 0.5)
+    np.testing.assert_array_equal(gate[shown], k[shown] + 0.25)
+    return [row[here].tolist() for row, here in zip(k, shown)], cache
 
 
 @layouts
