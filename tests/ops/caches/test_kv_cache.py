@@ -56,6 +56,16 @@ def test_rows_have_their_own_lengths(options):
 
 
 @layouts
+def test_padding_is_not_kept(options):
+    """Not even behind the end, where its weight is zero: zero times NaN is NaN."""
+    prompt = tokens(4)
+    prompt.k[1, 1:], prompt.v[1, 1:] = np.nan, np.nan
+    cache = empty(**options).extend(prompt, np.asarray([4, 1]))[0]
+    _, held, _ = cache.extend(tokens(1, 4))
+    assert np.isfinite(held.k).all() and np.isfinite(held.v).all()
+
+
+@layouts
 def test_the_next_tokens_go_on_from_each_rows_last(options):
     new = tokens(2)._replace(positions=np.asarray([[0, 1], [6, 7]], np.int32), segment_ids=np.asarray([[0, 0], [1, 2]], np.int32))
     cache = empty(**options)
