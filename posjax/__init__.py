@@ -12,6 +12,7 @@ _PUBLIC = {
     "posjax.errors": ("UserError",),
     "posjax.inspection.panels": ("inspect",),
     "posjax.models.decoder": ("Decoder", "DecoderConfig"),
+    "posjax.models.generation": ("generate",),
     "posjax.ops.bias": ("LinearBias",),
     "posjax.ops.caches.cache": ("KVCache",),
     "posjax.ops.caches.codecs": ("quantisation_error",),

@@ -152,7 +152,15 @@ def test_a_config_that_cannot_work_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unpolled_signal_waits_and_the_second_acts_at_once():
+@pytest.fixture
+def interrupts():
+    """What a shell ignores in the background comes."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_unpolled_signal_waits_and_the_second_acts_at_once(interrupts):
     with interrupt.deferred_signals() as flag:
         os.kill(os.getpid(), signal.SIGINT)
         assert flag.signum == signal.SIGINT
