@@ -6,6 +6,7 @@ What is listed here is the public interface; everything else may change. Names a
 import importlib
 
 _PUBLIC = {
+    "posjax.cache_table": ("cache_bytes",),
     "posjax.config": ("default_config", "load_config"),
     "posjax.conformance.runner": ("check_scheme",),
     "posjax.errors": ("UserError",),
@@ -13,7 +14,8 @@ _PUBLIC = {
     "posjax.models.decoder": ("Decoder", "DecoderConfig"),
     "posjax.models.generation": ("generate",),
     "posjax.ops.bias": ("LinearBias",),
-    "posjax.ops.cache": ("KVCache",),
+    "posjax.ops.caches.cache": ("KVCache",),
+    "posjax.ops.caches.codecs": ("quantisation_error",),
     "posjax.ops.rotary": ("Rotary",),
     "posjax.report.html": ("write_report",),
     "posjax.runs": ("Run", "load_run", "run"),

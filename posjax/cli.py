@@ -1,4 +1,4 @@
-"""The command line: posjax train | eval | sweep | report | inspect | list | check-scheme.
+"""The command line: posjax train | eval | sweep | report | inspect | list | check-scheme | cache.
 
 Arguments are read before anything heavy is imported. A user's mistake ends in one line and exit code 2.
 """
@@ -11,7 +11,7 @@ import sys
 from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
-COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list", "check-scheme")
+COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list", "check-scheme", "cache")
 LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
@@ -177,6 +177,19 @@ def make_parser():
     check.add_argument("--json", action="store_true", help="as JSON")
     imports(check)
     check.set_defaults(hyper={})
+
+    cache = add("cache", cache_command, "What a key-value cache takes, for a row of 4k to 1M tokens.",
+                epilog="The scheme's hyper-parameters are set with --KEY=VALUE.")
+    cache.add_argument("--scheme", default="rope", help="a name (default rope)")
+    cache.add_argument("--layers", type=int, default=32, help="default 32")
+    cache.add_argument("--heads", type=int, default=32, help="of queries (default 32)")
+    cache.add_argument("--groups", type=int, help="heads of keys and values (default: as many as queries have)")
+    cache.add_argument("--head_dim", type=int, default=128, help="channels a head (default 128)")
+    cache.add_argument("--dtype", default="bfloat16", help="float32, bfloat16 or int8 (default bfloat16)")
+    cache.add_argument("--window", type=int, help="number of visible keys, to compare with")
+    cache.add_argument("--json", action="store_true", help="as JSON, in bytes")
+    imports(cache)
+    cache.set_defaults(hyper={})
     return parser
 
 
@@ -300,6 +313,14 @@ def check_command(arguments, _):
     configs.import_modules(arguments.imports)
     return runner.command(arguments.scheme, arguments.hyper, num_heads=arguments.num_heads, head_dim=arguments.head_dim,
                           as_json=arguments.json)
+
+
+def cache_command(arguments, _):
+    from posjax import cache_table
+    from posjax import config as configs
+    configs.import_modules(arguments.imports)
+    options = {name: getattr(arguments, name) for name in ("layers", "heads", "groups", "head_dim", "dtype", "window")}
+    cache_table.command(arguments.scheme, arguments.hyper, as_json=arguments.json, **options)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,7 @@ class Subject:
         @jax.jit
         def step(state, cache, x, positions, segments):
             scheme = nnx.merge(graphdef, state)
-            following = cache.following(x.shape[1])
-            positions, segments = (f if given is None else given for given, f in zip((positions, segments), following))
+            positions, segments = cache.place(x.shape[1], positions=positions, segment_ids=segments)
             x = scheme.embed(x, positions)
             return attend_cached(scheme, *project(scheme, x), cache, positions=positions, segment_ids=segments,
                                  features=scheme.features(x))

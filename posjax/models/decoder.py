@@ -117,16 +117,29 @@ class Decoder(nnx.Module):
                           k_segment_ids=segment_ids, features=features, window=window, backend=backend), None
         return self._run(tokens, positions, mix)[0]
 
-    def new_cache(self, size, *, batch_size):
-        """An empty cache of `size` tokens for `batch_size` rows: a tuple of one `KVCache` a block."""
-        dtype = DTYPES[self.config.dtype]
-        return tuple(make_cache(self.layers[block][0], size, batch_size=batch_size, dtype=dtype)
-                     for block in range(self.config.depth))
+    def new_cache(self, size=None, *, batch_size, page_size=None, num_pages=None, quantise=None):
+        """An empty cache for `batch_size` rows: a tuple of one `posjax.KVCache` a block.
 
-    def decode(self, tokens, cache, *, positions=None, segment_ids=None, backend="auto"):
+        Args:
+          size: the most tokens that a row may have; None for no end, where all blocks have a window.
+          batch_size: rows, B.
+          page_size, num_pages: as in `posjax.make_cache`, for each block without a window.
+          quantise: as in `posjax.make_cache`.
+        """
+        caches = []
+        for block in range(self.config.depth):
+            scheme, window = self.layers[block]
+            pages = {"page_size": page_size, "num_pages": num_pages} if window is None else {}
+            caches.append(make_cache(scheme, size, batch_size=batch_size, dtype=DTYPES[self.config.dtype], window=window,
+                                     quantise=quantise, **pages))
+        return tuple(caches)
+
+    def decode(self, tokens, cache, *, positions=None, segment_ids=None, counts=None, backend="auto"):
         """Logits, float32 `[B, T, V]`, of T more tokens after those in the cache, and the cache with them.
 
-        The first call takes the prompt, each later one what came since; one compilation serves all calls of one T.
+        The first call takes the prompt, each later one what came since; one compilation serves all calls of one T. Where a
+        sequence has ended, `tuple(c.release(rows) for c in cache)` empties its row, and another may begin there, with
+        `counts` 0 for the rows that wait.
         A scheme that `depends_on_length` has its keys rotated anew at each call, but deeper blocks keep keys and values of
         hidden states that were made at the length of their moment; under every other scheme this is the full pass.
 
@@ -135,17 +148,17 @@ class Decoder(nnx.Module):
           cache: from `new_cache`, or from the last call.
           positions: int32 `[T]` or `[B, T]`; None to go on from each row's last.
           segment_ids: int32 `[B, T]`; None for each row's last. Give left padding a segment of its own.
+          counts: int32 `[B]`: how many of the T tokens of each row are real, the first ones; None for all. The others are
+            padding, whose logits mean nothing.
           backend: of attention.
 
         Raises:
-          ValueError: the cache has no room. Under `jit`, where that cannot be read, the logits are NaN.
+          ValueError: the cache has no room. Under `jit`, where that cannot be read, the logits of the rows concerned are NaN.
         """
-        next_positions, next_segments = cache[0].following(tokens.shape[1])
-        positions = next_positions if positions is None else positions
-        segment_ids = next_segments if segment_ids is None else segment_ids
+        positions, segment_ids = cache[0].place(tokens.shape[1], positions=positions, segment_ids=segment_ids, counts=counts)
 
         def mix(block, scheme, window, q, k, v, features):
-            return attend_cached(scheme, q, k, v, cache[block], positions=positions, segment_ids=segment_ids,
+            return attend_cached(scheme, q, k, v, cache[block], positions=positions, segment_ids=segment_ids, counts=counts,
                                  features=features, window=window, backend=backend)
         return self._run(tokens, positions, mix)
 

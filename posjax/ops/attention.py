@@ -41,13 +41,13 @@ class AttentionCall:
     def visible(self):
         """Which key a query may see: bool `[1 or B, Q, K]`."""
         q_len, k_len = self.q.shape[1], self.k.shape[1]
-        lag = (jnp.arange(q_len) + self.first_query)[:, None] - jnp.arange(k_len)[None, :]
-        seen = jnp.ones((q_len, k_len), bool)
+        first = jnp.asarray(self.first_query, jnp.int32).reshape(-1, 1, 1)  # [1 or B, 1, 1]
+        lag = first + (jnp.arange(q_len, dtype=jnp.int32)[:, None] - jnp.arange(k_len, dtype=jnp.int32)[None])[None]
+        seen = jnp.ones(lag.shape, bool)
         if self.causal:
             seen &= lag >= 0
         if self.window is not None:
             seen &= jnp.abs(lag) < self.window
-        seen = seen[None]
         if self.q_segment_ids is not None:
             seen = seen & (self.q_segment_ids[:, :, None] == self.k_segment_ids[:, None, :])
         return seen
@@ -99,8 +99,8 @@ def attention(q, k, v, *, bias=None, logits=None, values=None, q_positions, k_po
       causal: whether a query sees no key after its own index.
       window: number of keys visible to a query, with its own; None for all. Two-sided when not causal.
       scale: factor on `q.k`; None for `Dh ** -0.5`.
-      first_query: index among the keys of the first query, an int32 scalar, possibly traced; None for K - Q. With a cache
-        that has room left, the keys after the queries are not written yet: causality hides them.
+      first_query: index among the keys of the first query, int32 `[]`, or `[B]` where rows differ, possibly traced; None for
+        K - Q. With a cache that has room left, the keys after the queries are not written yet: causality hides them.
       backend: a name of `BACKENDS`, or "auto" for the first of them that suits the call.
 
     Returns:
@@ -112,6 +112,8 @@ def attention(q, k, v, *, bias=None, logits=None, values=None, q_positions, k_po
     check_call(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window)
     # Signed, so that a distance can be negative; and of one rank, so that biases need not tell rows from no rows.
     q_positions, k_positions = jnp.asarray(q_positions, jnp.int32), jnp.asarray(k_positions, jnp.int32)
+    if first_query is not None and jnp.shape(first_query) not in ((), (q.shape[0],)):
+        raise UserError(f"first_query must have shape () or {(q.shape[0],)}; got {jnp.shape(first_query)}.")
     if q_positions.ndim != k_positions.ndim:
         q_positions, k_positions = jnp.atleast_2d(q_positions), jnp.atleast_2d(k_positions)
     call = AttentionCall(q, k, v, bias, logits, values, q_positions, k_positions, q_segment_ids, k_segment_ids, causal,

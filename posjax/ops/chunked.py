@@ -51,7 +51,7 @@ def run(call):
     k, v = (padded(x.transpose(0, 2, 1, 3), k_block, 2) for x in (call.k, call.v))
     out = _attend(spec, q, k, v, call.bias, padded(call.q_positions, q_block, -1), padded(call.k_positions, k_block, -1),
                   padded(call.q_segment_ids, q_block, -1), padded(call.k_segment_ids, k_block, -1),
-                  jnp.asarray(call.first_query, jnp.int32))
+                  jnp.asarray(call.first_query, jnp.int32).reshape(-1))
     return out[:, :, :q_len].transpose(0, 2, 1, 3)
 
 
@@ -202,13 +202,14 @@ class _Tile:
         """bool `[1 or B, 1, Bq, Bk]`."""
         spec = self.spec
         k_index = n * spec.k_block + jnp.arange(spec.k_block, dtype=jnp.int32)
-        lag = (self.first_query + index * spec.q_block + jnp.arange(spec.q_block, dtype=jnp.int32))[:, None] - k_index[None]
-        seen = jnp.broadcast_to((k_index < spec.k_len)[None], lag.shape)
+        q_index = index * spec.q_block + jnp.arange(spec.q_block, dtype=jnp.int32)
+        lag = self.first_query[:, None, None] + (q_index[:, None] - k_index[None])[None]
+        seen = jnp.broadcast_to((k_index < spec.k_len)[None, None], lag.shape)
         if spec.causal:
             seen &= lag >= 0
         if spec.window is not None:
             seen &= jnp.abs(lag) < spec.window
-        seen = seen[None, None]
+        seen = seen[:, None]
         if self.q_segments is not None:
             q, k = self.queries(self.q_segments, index), self.keys(self.k_segments, n)
             seen = seen & (q[:, None, :, None] == k[:, None, None, :])
@@ -218,8 +219,9 @@ class _Tile:
         """For each block of queries, the first block of keys that it may see, and one past the last: int32 `[n]` each."""
         spec = self.spec
         count, q_count = self.k.shape[2] // spec.k_block, self.q.shape[2] // spec.q_block
-        low = self.first_query + jnp.arange(q_count, dtype=jnp.int32) * spec.q_block
-        high = low + spec.q_block - 1
+        start = jnp.arange(q_count, dtype=jnp.int32) * spec.q_block
+        # Of all rows, which share the blocks that are visited.
+        low, high = self.first_query.min() + start, self.first_query.max() + start + spec.q_block - 1
         first, last = jnp.zeros_like(low), jnp.full_like(low, count)
         if spec.causal:
             last = jnp.minimum(last, high // spec.k_block + 1)

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from posjax.errors import UserError
-from posjax.ops.attention import attention, check_call
-from posjax.ops.cache import KVCache
+from posjax.ops.attention import attention, check_call, check_window
+from posjax.ops.caches.cache import KVCache, Tokens
 from posjax.ops.rotary import check_positions
 from posjax.schemes.base import Scheme
 
@@ -96,16 +96,26 @@ def check_features(scheme, features):
         raise UserError(f"{type(scheme).__name__} has no features: leave features out.")
 
 
-def make_cache(scheme, size, *, batch_size, num_groups=None, value_dim=None, dtype=jnp.float32):
-    """An empty `KVCache` for one attention layer under `scheme`.
+def make_cache(scheme, size=None, *, batch_size, num_groups=None, value_dim=None, dtype=jnp.float32, window=None,
+               page_size=None, num_pages=None, quantise=None):
+    """An empty `posjax.KVCache` for one attention layer under `scheme`.
 
     Args:
       scheme: a `posjax.Scheme`.
-      size: tokens, S.
+      size: the most tokens that a row may have, S; None, with a window, for no end.
       batch_size: rows, B.
       num_groups: heads of keys and values, G; None for as many as queries have.
       value_dim: channels of a value; None for `head_dim`.
-      dtype: of keys and values.
+      dtype: of keys and values as they come, and as attention computes with them.
+      window: the number of visible keys with the query's own: no more are kept. None to keep all.
+      page_size, num_pages: rows share a pool of pages of so many tokens each, and a row takes a page when it needs one: memory
+        for the tokens there are, not for the longest that may come. While attention looks at it, a row is laid out as one of
+        S tokens. None for room of S tokens in each row.
+      quantise: "int8" for keys and values as 8-bit integers, with a float32 scale for each token and head (see
+        `posjax.quantisation_error`); None for as they come.
+
+    Raises:
+      ValueError: a number below 1, a cache without end, pages in a window, or an unknown `quantise`.
     """
     heads = scheme.num_heads if num_groups is None else num_groups
 
@@ -113,56 +123,71 @@ def make_cache(scheme, size, *, batch_size, num_groups=None, value_dim=None, dty
         q, k = (jnp.zeros((batch_size, 1, n, scheme.head_dim), dtype) for n in (scheme.num_heads, heads))
         positions = jnp.zeros((batch_size, 1), jnp.int32)
         # What a scheme rotates may have more channels than came.
-        k = k if scheme.depends_on_length else scheme.rotate(q, k, positions, positions)[1]
+        k = k if _keeps_raw(scheme, quantise) else scheme.rotate(q, k, positions, positions)[1]
         v = jnp.zeros((batch_size, 1, heads, scheme.head_dim if value_dim is None else value_dim), dtype)
         return k, v, scheme.features(jnp.zeros((batch_size, 1, scheme.model_dim), dtype))
     k, v, features = jax.eval_shape(token)
-    return KVCache.empty(size, k=k, v=v, features=features)
+    return KVCache.empty(size, k=k, v=v, features=features, window=window, page_size=page_size, num_pages=num_pages,
+                         quantise=quantise)
 
 
-def attend_cached(scheme, q, k, v, cache, *, positions=None, segment_ids=None, features=None, window=None, backend="auto"):
+def _keeps_raw(scheme, quantise):
+    """Whether keys are kept as they come and rotated at each use.
+
+    Because the rotation of an old key may change; or because they are quantised under a transform of another kind than
+    a rotation, which may make some channels so much larger than others (xPos) that one scale does not serve both.
+    """
+    return scheme.depends_on_length or (quantise is not None and type(scheme).rotate is not Scheme.rotate)
+
+
+def attend_cached(scheme, q, k, v, cache, *, positions=None, segment_ids=None, counts=None, features=None, window=None,
+                  backend="auto"):
     """Causal attention of T new tokens on all that a cache holds and on themselves.
 
-    The same as the last T rows of `attend` over the sequence so far. Keys are kept rotated, or raw where the scheme
-    `depends_on_length`, and then rotated at each use for the length that the row has by then.
+    The same as the last T rows of `attend` over the sequence so far; of the window, where the cache has one. Keys are kept
+    rotated, or raw where the scheme `depends_on_length`, and then rotated at each use for the length that the row has by
+    then.
 
     Args:
       scheme: a `posjax.Scheme`.
       q: `[B, T, H, Dh]`.
       k, v: `[B, T, G, Dh]`.
-      cache: a `KVCache` made by `make_cache`.
+      cache: made by `make_cache`, or returned by the last call.
       positions: int32 `[T]` or `[B, T]`; None to go on from each row's last.
       segment_ids: int32 `[B, T]`; None for each row's last, 0 at the start. Give left padding a segment of its own.
+      counts: int32 `[B]`: how many of the T tokens of each row are real, the first ones; None for all. The others, padding
+        on the right, are neither kept nor seen; their outputs mean nothing, but are finite.
       features: `scheme.features(x)` of the T tokens, for a scheme that has any.
-      window: number of visible keys with the query's own; None for all.
+      window: number of visible keys with the query's own; None for the cache's own, or all.
       backend: as in `attend`.
 
     Returns:
       `[B, T, H, Dh]` in the dtype of `q`, and the cache with the T tokens.
 
     Raises:
-      ValueError: as `attend`, and where the cache has no room. Inside a trace, where that cannot be read, the result is
-        NaN then, and what was written stays.
+      ValueError: as `attend`, and where the cache has no room. Inside a trace, where that cannot be read, the result of
+        the rows concerned is NaN (`cache.overfull`), and what was written stays.
     """
     check_queries(scheme, q)
     check_features(scheme, features)
-    for name, x, held in (("k", k, cache.k), ("v", v, cache.v)):
-        if x.dtype != held.dtype:  # a scheme that scales its keys knows the range of their dtype, not that of another
-            raise UserError(f"{name} is {x.dtype}, but the cache holds {held.dtype}: make the cache with dtype={x.dtype}.")
-    batch, count = q.shape[:2]
-    next_positions, next_segments = cache.following(count)
-    positions = next_positions if positions is None else jnp.asarray(positions, jnp.int32)
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != cache.dtype:  # a scheme that scales its keys knows the range of their dtype, not that of another
+            raise UserError(f"{name} is {x.dtype}, but the cache holds {cache.dtype}: make the cache with dtype={x.dtype}.")
+    check_window(window)
+    if cache.window is not None:
+        window = cache.window if window is None else window
+        if window > cache.window:
+            raise UserError(f"window is {window}, but the cache keeps {cache.window} tokens: make it with window={window}.")
+    positions, segment_ids = cache.place(q.shape[1], positions=positions, segment_ids=segment_ids, counts=counts)
     check_call(q, k, v, positions, positions, segment_ids, segment_ids, True, window)
-    positions = jnp.broadcast_to(positions if positions.ndim == 2 else positions[None], (batch, count))
-    segment_ids = next_segments if segment_ids is None else jnp.asarray(segment_ids, jnp.int32)
-    if not scheme.depends_on_length:
+    keeps_raw = _keeps_raw(scheme, cache.quantise)
+    if not keeps_raw:
         q, k = scheme.rotate(q, k, positions, positions)
-    first = cache.length
-    cache = cache.append(k=k, v=v, positions=positions, segment_ids=segment_ids, features=features)
-    keys = cache.k.astype(q.dtype)
-    if scheme.depends_on_length:
-        q, keys = scheme.rotate(q, keys, positions, cache.positions)
-    out = attend_rotated(scheme, q, keys, cache.v.astype(q.dtype), q_positions=positions, k_positions=cache.positions,
-                         q_segment_ids=segment_ids, k_segment_ids=cache.segment_ids, features=cache.features,
-                         window=window, first_query=first, backend=backend)
-    return jnp.where(cache.overfull, jnp.nan, out), cache
+    cache, held, first = cache.extend(Tokens(k, v, positions, segment_ids, features), counts)
+    keys = held.k
+    if keeps_raw:
+        q, keys = scheme.rotate(q, keys, positions, held.positions)
+    out = attend_rotated(scheme, q, keys.astype(q.dtype), held.v.astype(q.dtype), q_positions=positions,
+                         k_positions=held.positions, q_segment_ids=segment_ids, k_segment_ids=held.segment_ids,
+                         features=held.features, window=window, first_query=first, backend=backend)
+    return jnp.where(cache.overfull[:, None, None, None], jnp.nan, out), cache

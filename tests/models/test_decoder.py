@@ -2,6 +2,7 @@
 import jax
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
 
 from posjax.compilations import compilations
@@ -12,6 +13,12 @@ from posjax.schemes.temperature import make_temperature
 
 SIZES = DecoderConfig(vocab_size=11, width=16, depth=3, num_heads=2)
 TOKENS = np.random.default_rng(0).integers(0, 11, (2, 16)).astype(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with tiny.quick_compilation():
+        yield
 
 
 def maker(name, **hyper):
@@ -28,9 +35,9 @@ def alternating():
                        other_every=2)
 
 
-def cached(model, tokens, *, prompt, **given):
+def cached(model, tokens, *, prompt, options=None, **given):
     """Logits of the prompt in one call and of the others one by one."""
-    cache = model.new_cache(tokens.shape[1] + 2, batch_size=tokens.shape[0])
+    cache = model.new_cache(tokens.shape[1] + 2, batch_size=tokens.shape[0], **(options or {}))
     out, cache = model.decode(tokens[:, :prompt], cache, **given)
     outs = [out]
     for t in range(prompt, tokens.shape[1]):
@@ -45,14 +52,50 @@ def test_decoding_from_a_cache_equals_the_full_pass(layers):
     np.testing.assert_allclose(cached(model, TOKENS, prompt=6), model(TOKENS), atol=2e-5)
 
 
+@pytest.mark.parametrize(("options", "atol"), [({"page_size": 3, "num_pages": 12}, 2e-5), ({"quantise": "int8"}, 0.1)],
+                         ids=["paged", "int8"])
+def test_pages_and_8_bits_serve_blocks_with_and_without_a_window(options, atol):
+    model = decoder(alternating())
+    np.testing.assert_allclose(cached(model, TOKENS, prompt=6, options=options), model(TOKENS), atol=atol)
+
+
+@pytest.mark.parametrize("layers", [maker("learned"), alternating], ids=["learned", "alternating"])
+def test_rows_of_different_lengths_decode_as_if_alone(layers):
+    """And one takes the place of another that has ended."""
+    model = decoder(layers())
+    full, cache = model(TOKENS), model.new_cache(18, batch_size=2)
+
+    def decode(*rows):  # (row of TOKENS, first, last) of each, padded to 6
+        nonlocal cache
+        tokens = np.stack([np.pad(TOKENS[i, first:last], (0, 6 - last + first)) for i, first, last in rows])
+        out, cache = model.decode(tokens, cache, counts=np.asarray([last - first for _, first, last in rows]))
+        for logits, (i, first, last) in zip(out, rows):
+            np.testing.assert_allclose(logits[:last - first], full[i, first:last], atol=2e-5)
+    decode((0, 0, 6), (1, 0, 2))
+    decode((0, 6, 7), (1, 2, 3))
+    cache = tuple(c.release(np.asarray([True, False])) for c in cache)
+    decode((1, 0, 4), (1, 3, 3))
+    decode((1, 4, 5), (1, 3, 4))
+
+
+def test_windows_in_all_blocks_decode_without_end():
+    model = decoder(make_layers(maker("rope"), 3, window=4))
+    cache, outs = model.new_cache(batch_size=2), []
+    for tokens in np.split(TOKENS, [6, 12, 13], 1)[:3]:
+        out, cache = model.decode(tokens, cache)
+        outs.append(out)
+    np.testing.assert_allclose(np.concatenate(outs, 1), model(TOKENS)[:, :13], atol=2e-5)
+    with pytest.raises(ValueError, match="needs a size"):
+        decoder(alternating()).new_cache(batch_size=2)
+
+
 def test_a_left_padded_prompt_decodes_as_if_alone():
     model, pad = decoder(alternating()), 3
-    tokens = np.concatenate([np.zeros((2, pad), np.int32), TOKENS], 1)
-    index = np.arange(pad + 4)
-    given = {"positions": np.broadcast_to(np.maximum(index - pad, 0), (2, pad + 4)),
-             "segment_ids": np.broadcast_to((index >= pad).astype(np.int32), (2, pad + 4))}
-    out = cached(model, tokens, prompt=pad + 4, **given)
-    np.testing.assert_allclose(out[:, pad:], model(TOKENS), atol=2e-5)
+    tokens, index = np.concatenate([np.zeros((2, pad), np.int32), TOKENS[:, pad:]], 1), np.arange(6)
+    given = {"positions": np.broadcast_to(np.maximum(index - pad, 0), (2, 6)),
+             "segment_ids": np.broadcast_to((index >= pad).astype(np.int32), (2, 6))}
+    alone = model(np.concatenate([TOKENS[:, pad:], tokens[:, :pad]], 1))
+    np.testing.assert_allclose(cached(model, tokens, prompt=6, **given)[:, pad:], alone[:, :-pad], atol=2e-5)
 
 
 def test_one_compilation_serves_all_decode_steps():

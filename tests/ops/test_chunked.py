@@ -9,7 +9,7 @@ from flax import nnx
 from posjax.ops import chunked
 from posjax.ops.attention import attention
 from posjax.ops.bias import LinearBias, block_of
-from posjax.schemes.attend import attend
+from posjax.schemes.attend import attend, attend_rotated
 from posjax.schemes.registry import SCHEMES, make_scheme
 
 B, T, H, DH = 2, 13, 4, 8
@@ -67,6 +67,24 @@ def test_output_and_gradients_are_those_of_the_reference(name, call):
         np.testing.assert_allclose(actual, expected, atol=1e-5 * max(1, np.abs(expected).max()))
 
 
+@pytest.mark.parametrize("backend", ["chunked", "dense", "reference"])
+@pytest.mark.parametrize("name", ["alibi", "cope"])  # in blocks of keys, and against all keys at once
+def test_rows_may_begin_at_different_keys(name, backend):
+    """As in a cache of rows of different lengths: each row equals itself with a first query of its own."""
+    scheme = make_scheme(name, **DIMS, rngs=nnx.Rngs(0))
+    first, positions = np.asarray([8, 2], np.int32), np.arange(T)
+
+    def run(q, k, v, first, backend):
+        q_positions = jnp.atleast_1d(first)[:, None] + jnp.arange(5)[None]
+        return attend_rotated(scheme, q, k, v, features=None, q_positions=jnp.broadcast_to(q_positions, q.shape[:2]),
+                              k_positions=positions, window=4, first_query=first, backend=backend)
+    q, k, v = qkv(5)
+    out = jax.jit(run, static_argnames="backend")(q, k, v, first, backend)
+    for i in range(B):
+        alone = run(*(x[i:i + 1] for x in (q, k, v)), int(first[i]), "reference")
+        np.testing.assert_allclose(out[i], alone[0], atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_as_near_as_the_dense_backend_twice(dtype):
     options = {"bias": LinearBias(np.asarray([0.5, 0.25, 0.1, 1.0], np.float32)), "q_positions": np.arange(T),
@@ -91,13 +109,14 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients():
 
 def test_blocks_that_nobody_sees_are_not_visited():
     """By causality, by the window, by the segments: first and past-the-last key block of each query block."""
-    def bounds(causal=True, window=None, segments=None):
-        x = jnp.zeros((1, 1, 12, 2))
-        tile = chunked._Tile(chunked._Spec(causal, window, 4, 3, 12, 12), x, x, None, None, None, segments, segments, 0)
+    def bounds(causal=True, window=None, segments=None, first=(0,)):
+        x, first = jnp.zeros((1, 1, 12, 2)), jnp.asarray(first, jnp.int32)
+        tile = chunked._Tile(chunked._Spec(causal, window, 4, 3, 12, 12), x, x, None, None, None, segments, segments, first)
         return [np.asarray(bound).tolist() for bound in tile.key_blocks()]
     assert bounds(causal=False) == [[0, 0, 0], [4, 4, 4]]
     assert bounds() == [[0, 0, 0], [2, 3, 4]]
     assert bounds(window=2) == [[0, 1, 2], [2, 3, 4]]
+    assert bounds(window=2, first=(1, 4)) == [[0, 1, 2], [3, 4, 4]]  # what any row sees
     assert bounds(causal=False, window=2) == [[0, 1, 2], [2, 3, 4]]
     assert bounds(segments=jnp.asarray([[0] * 6 + [1] * 6])) == [[0, 0, 2], [2, 3, 4]]
 
