@@ -38,8 +38,7 @@ def attend(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids
     """
     check_queries(scheme, q)
     check_features(scheme, features)
-    if scheme.causal_only and not causal:
-        raise UserError(f"{type(scheme).__name__} is defined under the causal mask only; causal=False does not go with it.")
+    check_causal(scheme, causal)
     q_len, k_len = q.shape[1], k.shape[1]
     if k_positions is None:
         k_positions = jnp.arange(k_len, dtype=jnp.int32)
@@ -94,6 +93,12 @@ def check_features(scheme, features):
         raise UserError(f"{type(scheme).__name__} needs features=scheme.features(x), with x the layer's input [B, T, D].")
     if features is not None and not has_features:
         raise UserError(f"{type(scheme).__name__} has no features: leave features out.")
+
+
+def check_causal(scheme, causal):
+    """Raises `ValueError` for a scheme that is causal only without the causal mask."""
+    if scheme.causal_only and not causal:
+        raise UserError(f"{type(scheme).__name__} is defined under the causal mask only; causal=False does not go with it.")
 
 
 def make_cache(scheme, size, *, batch_size, num_groups=None, value_dim=None, dtype=jnp.float32):
