@@ -15,12 +15,11 @@ def attend_sharded(scheme, q, k, v, *, mesh, axis="sequence", positions=None, se
                    causal=True, backend="auto"):
     """`attend` of a sequence on itself, its tokens in equal shards over an axis of a mesh: the same output and gradients.
 
-    Each device rotates and attends for its own queries, T / N of them. It first gathers keys, values, positions, segment
-    ids and features of the whole sequence, T tokens of each, and the backward pass sends their gradients back: so a device
-    holds `T (Dk + Dv) G` numbers a row beside its shard, with blocks of logits as on one device. Under a causal window of
-    w it fetches only the `ceil((w - 1) N / T)` shards before its own, unless the scheme `depends_on_length`. Positions are
-    those of the whole sequence everywhere, so that shards differ in nothing but the tokens that they hold. Under the causal mask the last
-    shard has the most to do.
+    Each of N devices rotates and attends for its own T / N queries. Before that it gathers keys, values, positions, segment
+    ids and features of the whole sequence, and the backward pass sends their gradients back: a device holds `G (Dk + Dv)`
+    numbers for each of T tokens of a row, and blocks of logits as large as on one device. Under a causal window of w it
+    fetches only the `ceil((w - 1) N / T)` shards before its own, unless the scheme `depends_on_length`. Positions are those
+    of the whole sequence in every shard. Under the causal mask the last shard has the most to do.
 
     Args:
       scheme: a `posjax.Scheme`; what it learns is replicated, and has the gradient of the whole sequence.
@@ -77,9 +76,10 @@ def _attend(state, q, k, v, positions, segment_ids, features, *, graphdef, mesh,
                               q_segment_ids=segment_ids, k_segment_ids=gather(segment_ids), features=gather(features),
                               causal=causal, window=window, first_query=first_query, backend=backend)
     tokens = PartitionSpec(None, axis)
+    of_positions = tokens if positions.ndim == 2 else PartitionSpec(axis)
     return jax.shard_map(
         local, mesh=mesh, axis_names={axis}, check_vma=False, out_specs=tokens,
-        in_specs=(PartitionSpec(), tokens, tokens, tokens, tokens if positions.ndim == 2 else PartitionSpec(axis), tokens, tokens),
+        in_specs=(PartitionSpec(), tokens, tokens, tokens, of_positions, tokens, tokens),
     )(state, q, k, v, positions, segment_ids, features)
 
 
