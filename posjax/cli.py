@@ -1,4 +1,4 @@
-"""The command line: posjax train | eval | sweep | report | inspect | list | check-scheme.
+"""The command line: posjax train | eval | sweep | report | inspect | list | check-scheme | bench.
 
 Arguments are read before anything heavy is imported. A user's mistake ends in one line and exit code 2.
 """
@@ -8,10 +8,11 @@ import os
 import shlex
 import sys
 
+from posjax.bench import command as bench
 from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
-COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list", "check-scheme")
+COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list", "check-scheme", "bench")
 LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
@@ -177,6 +178,8 @@ def make_parser():
     check.add_argument("--json", action="store_true", help="as JSON")
     imports(check)
     check.set_defaults(hyper={})
+
+    bench.options(add("bench", bench_command, "Measure what position and attention cost here: ratios within one run, and memory."))
     return parser
 
 
@@ -300,6 +303,10 @@ def check_command(arguments, _):
     configs.import_modules(arguments.imports)
     return runner.command(arguments.scheme, arguments.hyper, num_heads=arguments.num_heads, head_dim=arguments.head_dim,
                           as_json=arguments.json)
+
+
+def bench_command(arguments, _):
+    bench.run(arguments)
 
 
 if __name__ == "__main__":
