@@ -1,4 +1,6 @@
 """Attention in blocks, under several schemes, beside `jax.nn.dot_product_attention`."""
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,8 @@ BARS = {"alibi": 1.15, "t5": 1.5, "kerple": 1.5}
 # Of temporaries at `MEMORY_TOKENS`, in MiB.
 MEMORY_BARS = {"forward": 400, "forward, backward": 1024}
 MEMORY_TOKENS = 32768
+# Queries, keys and values; and the gradient of the output.
+_ARRAYS = {"forward": 3, "forward, backward": 4}
 
 
 def run(say, *, lengths=(2048, 4096, 8192), repeats=5, memory_tokens=MEMORY_TOKENS):
@@ -33,8 +37,9 @@ def run(say, *, lengths=(2048, 4096, 8192), repeats=5, memory_tokens=MEMORY_TOKE
     for way, bar in MEMORY_BARS.items():
         for name in SCHEMES:
             say(f"{memory_tokens} tokens, {way}: compiling {name}")
-            function, arguments = _program(name, way, memory_tokens)
-            mib = temporaries(compiled(function, *(jax.eval_shape(lambda x: x, a) for a in arguments)))
+            function, state = _program(name, way)
+            array = jax.ShapeDtypeStruct((1, memory_tokens, HEADS, HEAD_DIM), jnp.float32)
+            mib = temporaries(compiled(function, state, *(array for _ in range(_ARRAYS[way]))))
             rows.append(_row(name, way, memory_tokens, mib, f"temp_mib <= {bar}" if memory_tokens == MEMORY_TOKENS else None,
                              mib <= bar))
     return rows
@@ -42,13 +47,15 @@ def run(say, *, lengths=(2048, 4096, 8192), repeats=5, memory_tokens=MEMORY_TOKE
 
 def _timed(say, length, way, repeats):
     programs, calls, mib = {}, {}, {}
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=(1, length, HEADS, HEAD_DIM)), jnp.float32) for _ in range(_ARRAYS[way])]
     for name in (PEER, *SCHEMES):
         say(f"{length} tokens, {way}: compiling {name}")
-        function, arguments = _program(name, way, length)
-        programs[name] = compiled(function, *arguments)
+        function, state = _program(name, way)
+        programs[name] = compiled(function, state, *arrays)
         mib[name] = temporaries(programs[name])
         if mib[name] < memory_of_machine() / 2:
-            calls[name] = lambda program=programs[name], arguments=arguments: program(*arguments)
+            calls[name] = functools.partial(programs[name], state, *arrays)
     say(f"{length} tokens, {way}: {repeats + 1} rounds of {len(calls)}")
     clock = Clock(calls, repeats)
     rows = []
@@ -70,10 +77,8 @@ def _row(name, way, length, mib, bar, met, *, ms=None, best_ms=None, of_nope=Non
             "met": None if bar is None else met}
 
 
-def _program(name, way, length):
-    """A function and its arguments: what is learned, queries, keys, values, and the gradient of the output."""
-    rng = np.random.default_rng(0)
-    q, k, v, d_out = (jnp.asarray(rng.normal(size=(1, length, HEADS, HEAD_DIM)), jnp.float32) for _ in range(4))
+def _program(name, way):
+    """A function of what is learned and of queries, keys, values and, backward, the gradient of the output; what is learned."""
     if name == PEER:
         state = {}
 
@@ -88,4 +93,4 @@ def _program(name, way, length):
     def both(state, q, k, v, d_out):
         out, pull = jax.vjp(forward, state, q, k, v)
         return out, pull(d_out)
-    return (forward, (state, q, k, v)) if way == "forward" else (both, (state, q, k, v, d_out))
+    return (forward if way == "forward" else both), state
