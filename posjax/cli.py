@@ -179,7 +179,7 @@ def make_parser():
     imports(check)
     check.set_defaults(hyper={})
 
-    bench.options(add("bench", bench_command, "Measure what position and attention cost here: ratios within one run, and memory."))
+    bench.options(add("bench", bench_command, "Measure what attention costs here: ratios within one run, and memory."))
     return parser
 
 

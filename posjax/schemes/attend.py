@@ -54,7 +54,9 @@ def attend(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids
 
 
 def attend_rotated(scheme, q, k, v, *, q_positions, features, **options):
-    """What follows the rotation in `attend`; `options` are those of `posjax.ops.attention.attention`."""
+    """What follows the rotation in `attend`; `options` are those of `attention`, with `bias` where it is made already."""
+    if "bias" not in options:
+        options["bias"] = scheme.bias()
     logits = None
     if scheme.logits is not None:
         logits = functools.partial(_own_logits, scheme, features)
@@ -62,7 +64,7 @@ def attend_rotated(scheme, q, k, v, *, q_positions, features, **options):
         factor = _factor(scheme.temperature, q_positions)  # [1 or B, Q, 1 or H]
         q = (q.astype(jnp.float32) * factor[..., None]).astype(q.dtype)
     scale = scheme.head_dim ** -0.5 if scheme.logit_scale is None else scheme.logit_scale
-    return attention(q, k, v, bias=scheme.bias(), logits=logits, values=scheme.values, q_positions=q_positions,
+    return attention(q, k, v, logits=logits, values=scheme.values, q_positions=q_positions,
                      scale=scale, **options)
 
 

@@ -59,7 +59,10 @@ def attend_sharded(scheme, q, k, v, *, mesh, axis="sequence", positions=None, se
 def _attend(state, q, k, v, positions, segment_ids, features, *, graphdef, mesh, axis, window, causal, backend):
     shards, here = mesh.shape[axis], q.shape[1] // mesh.shape[axis]
 
-    def local(state, q, k, v, positions, segment_ids, features):
+    # Made of what is learned before anything is divided: how KERPLE holds it in bounds depends on the gradient of all shards.
+    bias = nnx.merge(graphdef, state).bias()
+
+    def local(state, bias, q, k, v, positions, segment_ids, features):
         scheme = nnx.merge(graphdef, state)
         behind = shards - 1
         if causal and window is not None and not scheme.depends_on_length:
@@ -72,15 +75,15 @@ def _attend(state, q, k, v, positions, segment_ids, features, *, graphdef, mesh,
             q, k = scheme.rotate(q, k, positions, positions)
             k = gather(k)
         first_query = jnp.minimum(jax.lax.axis_index(axis), behind) * here
-        return attend_rotated(scheme, q, k, gather(v), q_positions=positions, k_positions=k_positions,
+        return attend_rotated(scheme, q, k, gather(v), bias=bias, q_positions=positions, k_positions=k_positions,
                               q_segment_ids=segment_ids, k_segment_ids=gather(segment_ids), features=gather(features),
                               causal=causal, window=window, first_query=first_query, backend=backend)
     tokens = PartitionSpec(None, axis)
     of_positions = tokens if positions.ndim == 2 else PartitionSpec(axis)
     return jax.shard_map(
         local, mesh=mesh, axis_names={axis}, check_vma=False, out_specs=tokens,
-        in_specs=(PartitionSpec(), tokens, tokens, tokens, of_positions, tokens, tokens),
-    )(state, q, k, v, positions, segment_ids, features)
+        in_specs=(PartitionSpec(), PartitionSpec(), tokens, tokens, tokens, of_positions, tokens, tokens),
+    )(state, bias, q, k, v, positions, segment_ids, features)
 
 
 def _gathered(x, *, axis, shards, behind):

@@ -27,7 +27,8 @@ def measured():
                 assert main(["bench", name, "--json", *COMMANDS[name]]) == 0
             out, err = capsys.readouterr()
             record = json.loads(out)
-            assert record["benchmark"] == name and record["environment"]["command"] == f"posjax bench {' '.join([name, *COMMANDS[name]])}"
+            assert record["benchmark"] == name
+            assert record["environment"]["command"] == " ".join(["posjax bench", name, *COMMANDS[name]])
             assert "compiling" in err or "programs" in err or "filling" in err
             found[name] = record["rows"]
         return found[name]
