@@ -25,6 +25,7 @@ _PUBLIC = {
     "posjax.schemes.layers": ("Layers",),
     "posjax.schemes.registry": ("make_scheme", "register_scheme"),
     "posjax.schemes.rope_parameters": ("rope_parameters", "softmax_scale_multiplier"),
+    "posjax.schemes.sharded": ("attend_sharded",),
     "posjax.schemes.t5": ("t5_bucket",),
     "posjax.schemes.temperature": ("make_temperature",),
     "posjax.tasks.base": ("Batch", "Task", "register_task"),

@@ -1,4 +1,4 @@
-"""The command line: posjax train | eval | sweep | report | inspect | list | check-scheme | cache.
+"""The command line: posjax train | eval | sweep | report | inspect | list | check-scheme | cache | bench.
 
 Arguments are read before anything heavy is imported. A user's mistake ends in one line and exit code 2.
 """
@@ -8,10 +8,11 @@ import os
 import shlex
 import sys
 
+from posjax.bench import command as bench
 from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
-COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list", "check-scheme", "cache")
+COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list", "check-scheme", "cache", "bench")
 LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
@@ -190,6 +191,8 @@ def make_parser():
     cache.add_argument("--json", action="store_true", help="as JSON, in bytes")
     imports(cache)
     cache.set_defaults(hyper={})
+
+    bench.options(add("bench", bench_command, "Measure what attention costs here: ratios within one run, and memory."))
     return parser
 
 
@@ -321,6 +324,10 @@ def cache_command(arguments, _):
     configs.import_modules(arguments.imports)
     options = {name: getattr(arguments, name) for name in ("layers", "heads", "groups", "head_dim", "dtype", "window")}
     cache_table.command(arguments.scheme, arguments.hyper, as_json=arguments.json, **options)
+
+
+def bench_command(arguments, _):
+    bench.run(arguments)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Runs before any test module: two virtual CPU devices, and nothing that broadcasts or promotes by accident."""
+"""Runs before any test module: four virtual CPU devices, and nothing that broadcasts or promotes by accident."""
 import jax
 import pytest
 
-jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

@@ -1,5 +1,6 @@
 """Rotation of queries and keys, with angles that stay exact at far positions."""
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -59,12 +60,37 @@ class Rotary:
 
         Where rows differ, `positions` are `[B, T]`, or `[1, T]` for all rows.
         """
+        return self._turns_at(positions) * jnp.float32(2 * np.pi)
+
+    def cos_sin(self, positions):
+        """The cosines and sines of `angles(positions)`, float32 `[..., T, r / 2]` each, right to 2e-7.
+
+        By the first terms of their series within an eighth of a turn of a quarter, which turns make exact. On a CPU that takes a
+        tenth of the time of `jnp.cos` and `jnp.sin`, and is nearer.
+        """
+        turns = self._turns_at(positions)
+        quarters = jnp.round(4 * turns)
+        x = (turns - 0.25 * quarters) * jnp.float32(2 * np.pi)
+        cos, sin = _series(x, 0), x * _series(x, 1)
+        quarters = quarters.astype(jnp.int32)
+        cos, sin = jnp.where(quarters & 1, sin, cos), jnp.where(quarters & 1, cos, sin)
+        return jnp.where((quarters + 1) & 2, -cos, cos), jnp.where(quarters & 2, -sin, sin)
+
+    def _turns_at(self, positions):
         p = positions.astype(jnp.int32)[..., None]
         rows = self.turns.shape[:-1]
         fold = rows + (1,) * (p.ndim - 1 - len(rows)) + self.turns.shape[-1:]
         wrapped = jax.lax.bitcast_convert_type(p, jnp.uint32) * self.turns.reshape(fold)
         turns = jax.lax.bitcast_convert_type(wrapped, jnp.int32).astype(jnp.float32) * jnp.float32(2.0**-32)
-        return (turns + p.astype(jnp.float32) * self.rest.reshape(fold)) * jnp.float32(2 * np.pi)
+        return turns + p.astype(jnp.float32) * self.rest.reshape(fold)
+
+
+def _series(x, first):
+    """`1 - x^2 / ((first + 1) (first + 2)) + ...`: of the cosine for 0, of `sin(x) / x` for 1; to 3e-8 up to pi/4."""
+    total = jnp.float32(0)
+    for term in reversed(range(5)):
+        total = total * (x * x) + jnp.float32((-1)**term / math.factorial(first + 2 * term))
+    return total
 
 
 def check_positions(positions, shape, name="positions"):
@@ -99,9 +125,10 @@ def apply_rotary(x, positions, rotary):
     """
     check_positions(positions, x.shape[:2])
     r = rotary.rotary_dim
-    angles = rotary.angles(positions if positions.ndim == 2 else positions[None])[:, :, None, :]
-    # Fused with the products, sines and cosines would be computed anew for every head, and once more for the gradient.
-    cos, sin = jax.lax.optimization_barrier((jnp.cos(angles) * rotary.amplitude, jnp.sin(angles) * rotary.amplitude))
+    rows = positions if positions.ndim == 2 else positions[None]
+    cos, sin = (wave[:, :, None, :] * rotary.amplitude for wave in rotary.cos_sin(rows))
+    # XLA on a CPU does not heed it: there they are made anew for every head, and once more for the gradient.
+    cos, sin = jax.lax.optimization_barrier((cos, sin))
     rotated = x[..., :r].astype(jnp.float32)
     if rotary.layout == "interleaved":
         a, b = rotated[..., 0::2], rotated[..., 1::2]

@@ -38,8 +38,7 @@ def attend(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids
     """
     check_queries(scheme, q)
     check_features(scheme, features)
-    if scheme.causal_only and not causal:
-        raise UserError(f"{type(scheme).__name__} is defined under the causal mask only; causal=False does not go with it.")
+    check_causal(scheme, causal)
     q_len, k_len = q.shape[1], k.shape[1]
     if k_positions is None:
         k_positions = jnp.arange(k_len, dtype=jnp.int32)
@@ -55,7 +54,9 @@ def attend(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids
 
 
 def attend_rotated(scheme, q, k, v, *, q_positions, features, **options):
-    """What follows the rotation in `attend`; `options` are those of `posjax.ops.attention.attention`."""
+    """What follows the rotation in `attend`; `options` are those of `attention`, with `bias` where it is made already."""
+    if "bias" not in options:
+        options["bias"] = scheme.bias()
     logits = None
     if scheme.logits is not None:
         logits = functools.partial(_own_logits, scheme, features)
@@ -63,7 +64,7 @@ def attend_rotated(scheme, q, k, v, *, q_positions, features, **options):
         factor = _factor(scheme.temperature, q_positions)  # [1 or B, Q, 1 or H]
         q = (q.astype(jnp.float32) * factor[..., None]).astype(q.dtype)
     scale = scheme.head_dim ** -0.5 if scheme.logit_scale is None else scheme.logit_scale
-    return attention(q, k, v, bias=scheme.bias(), logits=logits, values=scheme.values, q_positions=q_positions,
+    return attention(q, k, v, logits=logits, values=scheme.values, q_positions=q_positions,
                      scale=scale, **options)
 
 
@@ -94,6 +95,12 @@ def check_features(scheme, features):
         raise UserError(f"{type(scheme).__name__} needs features=scheme.features(x), with x the layer's input [B, T, D].")
     if features is not None and not has_features:
         raise UserError(f"{type(scheme).__name__} has no features: leave features out.")
+
+
+def check_causal(scheme, causal):
+    """Raises `ValueError` for a scheme that is causal only without the causal mask."""
+    if scheme.causal_only and not causal:
+        raise UserError(f"{type(scheme).__name__} is defined under the causal mask only; causal=False does not go with it.")
 
 
 def make_cache(scheme, size=None, *, batch_size, num_groups=None, value_dim=None, dtype=jnp.float32, window=None,

@@ -138,6 +138,21 @@ def test_no_array_of_all_pairs_is_made(name, monkeypatch):
     assert not [shape for shape in shapes if shape.count(length) > 1 or np.prod(shape, initial=1) >= H * length * length]
 
 
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "kerple", "fire"])
+def test_memory_is_linear_in_the_number_of_tokens(name, monkeypatch):
+    """As XLA plans it, forward and backward; all pairs would take four times as much for twice the tokens."""
+    monkeypatch.setattr(chunked, "block_sizes", lambda call: (8, 16))
+    graphdef, state = scheme_and_state(name)
+
+    def temporaries(length):
+        def loss(state, q, k, v):
+            return attend(nnx.merge(graphdef, state), q, k, v, backend="chunked").sum()
+        x = jax.ShapeDtypeStruct((1, length, H, DH), jnp.float32)
+        program = jax.jit(jax.grad(loss, argnums=range(4))).lower(state, x, x, x).compile()
+        return program.memory_analysis().temp_size_in_bytes
+    assert temporaries(512) <= 2.05 * temporaries(256)
+
+
 def equations(jaxpr):
     for equation in jaxpr.eqns:
         yield equation

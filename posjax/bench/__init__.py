@@ -1,0 +1,1 @@
+"""What things cost: ratios within one run, with the memory that XLA plans."""
