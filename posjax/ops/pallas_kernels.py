@@ -111,6 +111,16 @@ def _dot(a, b, contract, precision=None):
     return jax.lax.dot_general(a, b, (contract, ((), ())), preferred_element_type=jnp.float32, precision=precision)
 
 
+def _quotient(x, size):
+    """Of numbers of at least 0. (`//` asks for signs, and for those jax asks which TPU is here.)"""
+    return jax.lax.div(jnp.asarray(x, jnp.int32), jnp.int32(size))
+
+
+def _block_of(index, size):
+    """The block that holds a token; the first one for tokens before it."""
+    return _quotient(jnp.maximum(index, 0), size)
+
+
 def _exact(dtype):
     """The precision at which a product with ones moves numbers as they are."""
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
@@ -157,7 +167,7 @@ class _Tile:
         group = self.heads // self.groups
 
         def raw(b, g, j, n):
-            return b, g * group + n // self.q_count, n % self.q_count, j
+            return b, g * group + _quotient(n, self.q_count), jax.lax.rem(n, jnp.int32(self.q_count)), j
 
         def at(b, g, j, n):
             b, h, i, j = raw(b, g, j, n)
@@ -173,11 +183,11 @@ class _Tile:
         high = low + spec.q_block - 1
         first, last = 0, self.k_count - 1
         if spec.causal:
-            last = jnp.minimum(last, jnp.maximum(high, 0) // spec.k_block)
+            last = jnp.minimum(last, _block_of(high, spec.k_block))
         if spec.window is not None:
-            first = jnp.minimum(jnp.maximum(low - spec.window + 1, 0) // spec.k_block, last)
+            first = jnp.minimum(_block_of(low - spec.window + 1, spec.k_block), last)
             if not spec.causal:
-                last = jnp.minimum(last, jnp.maximum(high + spec.window - 1, 0) // spec.k_block)
+                last = jnp.minimum(last, _block_of(high + spec.window - 1, spec.k_block))
         return first, last
 
     def query_blocks(self, j, first_query):
@@ -187,11 +197,11 @@ class _Tile:
         high = low + spec.k_block - 1
         first, last = 0, self.q_count - 1
         if spec.window is not None:
-            last = jnp.minimum(last, jnp.maximum(high + spec.window - 1, 0) // spec.q_block)
+            last = jnp.minimum(last, _block_of(high + spec.window - 1, spec.q_block))
             if not spec.causal:
-                first = jnp.minimum(jnp.maximum(low - spec.window + 1, 0) // spec.q_block, last)
+                first = jnp.minimum(_block_of(low - spec.window + 1, spec.q_block), last)
         if spec.causal:
-            first = jnp.minimum(jnp.maximum(low, 0) // spec.q_block, last)
+            first = jnp.minimum(_block_of(low, spec.q_block), last)
         return first, last
 
     def call(self, kernel, grid_of, outputs, scratch):
@@ -223,7 +233,7 @@ class _Tile:
         if len(shape) == 4:
             def index(*step):
                 b, h, i, j = at(*step)
-                return (b, h // group, j, 0) if of_keys else (b, h, i, 0)
+                return (b, _quotient(h, group), j, 0) if of_keys else (b, h, i, 0)
             return pl.BlockSpec((None, None, size, shape[-1]), index)
         in_lanes = name in ("k_positions", "k_segments")
 
