@@ -58,7 +58,8 @@ def fold(call):
         dtype, (of_slope, of_key), (low, high) = call.q.dtype, _pieces(call), _span(call)
         slopes = jax.lax.stop_gradient(jnp.asarray(call.bias.slopes, jnp.float32))[None, None, :]
         middle = jnp.int32((low + high) // 2)
-        q_offset, k_offset = (jnp.atleast_2d(p - middle).astype(jnp.float32)[..., None] for p in (call.q_positions, call.k_positions))
+        q_offset, k_offset = (jnp.atleast_2d(p - middle).astype(jnp.float32)[..., None]
+                              for p in (call.q_positions, call.k_positions))
         for slope in _split(slopes * _SHIFT, dtype, of_slope):
             for key in _split(k_offset / _SHIFT, dtype, of_key):
                 more_q.append(slope)

@@ -60,11 +60,12 @@ def _attend_bwd(spec, layout, saved, d_out):
     scratch = {"d_q_sum": (tile.q_block(q), jnp.float32), "rotated": (tile.q_block(q), q.dtype)}
     if slopes is not None:
         outputs["d_slopes"] = (lse.shape + (1,), jnp.float32)
-        scratch["d_slopes_sum"] = ((spec.q_block, 1), jnp.float32)
+        scratch |= {name: ((spec.q_block, 1), jnp.float32) for name in _OF_SLOPES}
     d_q, *d_slopes = tile.call(_d_q_kernel, tile.by_queries, outputs, scratch)
     d_k, d_v = tile.call(
         _d_kv_kernel, tile.by_keys, {"d_k": (k.shape, exact or k.dtype), "d_v": (v.shape, v.dtype)},
-        {"d_k_sum": (tile.k_block(k), jnp.float32), "d_v_sum": (tile.k_block(v), jnp.float32), "rotated": (tile.k_block(k), k.dtype)})
+        {"d_k_sum": (tile.k_block(k), jnp.float32), "d_v_sum": (tile.k_block(v), jnp.float32),
+         "rotated": (tile.k_block(k), k.dtype)})
     d_tables = None
     if layout:
         (d_q, *d_q_tables), (d_k, *d_k_tables) = (
@@ -126,6 +127,8 @@ def _exact(dtype):
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
+# Sums over the keys of each query that make the slopes' gradient: weight times distance, times gradient, times both.
+_OF_SLOPES = ("distance_sum", "d_weights_sum", "both_sum")
 _A_BT = ((1,), (1,))
 _A_B = ((1,), (0,))
 
@@ -243,20 +246,13 @@ class _Tile:
             return (row, 0, n) if in_lanes else (row, n, 0)
         return pl.BlockSpec((None, 1, size) if in_lanes else (None, size, shape[-1]), index_of_rows)
 
-    def queries(self, refs):
-        """Rotated and scaled, in the dtype of products."""
-        return self.rotated(refs, "q", self.spec.scale)
-
-    def keys(self, refs):
-        return self.rotated(refs, "k", 1.0)
-
-    def rotated(self, refs, name, scale):
+    def rotated(self, refs, name):
+        """Queries or keys of the block, rotated, in the dtype of products."""
         x = refs[name][...]
         if not self.layout:
-            return x if scale == 1.0 else (x.astype(jnp.float32) * scale).astype(x.dtype)
+            return x
         swapped = _dot(x, refs["swap"][...], _A_B, _exact(x.dtype))
-        out = x.astype(jnp.float32) * refs[f"{name}_cos"][...] + swapped * refs[f"{name}_sin"][...]
-        return (out * scale).astype(x.dtype)
+        return (x.astype(jnp.float32) * refs[f"{name}_cos"][...] + swapped * refs[f"{name}_sin"][...]).astype(x.dtype)
 
     def is_seen(self, refs, at):
         """Whether the block may have a visible pair, by causality and the window."""
@@ -274,7 +270,7 @@ class _Tile:
     def logits(self, refs, at, q, k):
         """float32 `[Bq, Bk]`, masked."""
         spec, (_, h, i, j) = self.spec, at
-        logits = _dot(q, k, _A_BT)
+        logits = _dot(q, k, _A_BT) * spec.scale  # in float32: a scaled bfloat16 query would be rounded once more
         if "slopes" in refs:
             logits = logits - refs["slopes"][h] * self.distances(refs)
         k_index = j * spec.k_block + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
@@ -288,12 +284,11 @@ class _Tile:
             seen &= refs["q_segments"][...] == refs["k_segments"][...]
         return jnp.where(seen, logits, MASKED)
 
-    def weights_and_d_logits(self, refs, at, q, k):
-        """The weights of a block again, and the gradients of its logits, float32 `[Bq, Bk]`."""
+    def weights_again(self, refs, at, q, k):
+        """The weights of a block, and their gradients, float32 `[Bq, Bk]`."""
         logits = self.logits(refs, at, q, k)
         weights = jnp.where(logits > MASKED / 2, jnp.exp(logits - refs["lse"][...]), 0.0)
-        d_weights = _dot(refs["d_out"][...], refs["v"][...], _A_BT)
-        return weights, weights * (d_weights - refs["shared"][...])
+        return weights, _dot(refs["d_out"][...], refs["v"][...], _A_BT)
 
 
 def _fill(ref, value):
@@ -303,13 +298,13 @@ def _fill(ref, value):
 def _forward_kernel(tile, refs, at, step, steps):
     @pl.when(step == 0)
     def _():
-        refs["rotated"][...] = tile.queries(refs)
+        refs["rotated"][...] = tile.rotated(refs, "q")
         for name, value in (("peak", MASKED), ("total", 0.0), ("acc", 0.0)):
             _fill(refs[name], value)
 
     @pl.when(tile.is_seen(refs, at))
     def _():
-        logits = tile.logits(refs, at, refs["rotated"][...], tile.keys(refs))
+        logits = tile.logits(refs, at, refs["rotated"][...], tile.rotated(refs, "k"))
         peak = refs["peak"][...]
         new_peak = jnp.maximum(peak, logits.max(-1, keepdims=True))
         weights, keep = jnp.exp(logits - new_peak), jnp.exp(peak - new_peak)
@@ -327,41 +322,49 @@ def _forward_kernel(tile, refs, at, step, steps):
 
 
 def _d_q_kernel(tile, refs, at, step, steps):
-    sums = [name for name in ("d_q", "d_slopes") if name in refs]
+    learned = "d_slopes" in refs
 
     @pl.when(step == 0)
     def _():
-        refs["rotated"][...] = tile.queries(refs)
-        for name in sums:
-            _fill(refs[name + "_sum"], 0.0)
+        refs["rotated"][...] = tile.rotated(refs, "q")
+        for name in ("d_q_sum", *(_OF_SLOPES if learned else ())):
+            _fill(refs[name], 0.0)
 
     @pl.when(tile.is_seen(refs, at))
     def _():
-        k = tile.keys(refs)
-        _, d_logits = tile.weights_and_d_logits(refs, at, refs["rotated"][...], k)
+        k = tile.rotated(refs, "k")
+        weights, d_weights = tile.weights_again(refs, at, refs["rotated"][...], k)
+        d_logits = weights * (d_weights - refs["shared"][...])
         refs["d_q_sum"][...] += _dot(d_logits.astype(k.dtype), k, _A_B) * tile.spec.scale
-        if "d_slopes" in refs:
-            refs["d_slopes_sum"][...] -= (d_logits * tile.distances(refs)).sum(-1, keepdims=True)
+        if learned:
+            far = weights * tile.distances(refs)
+            for name, part in zip(_OF_SLOPES, (far, weights * d_weights, far * d_weights)):
+                refs[name][...] += part.sum(-1, keepdims=True)
 
     @pl.when(step == steps - 1)
     def _():
-        for name in sums:
-            refs[name][...] = refs[name + "_sum"][...].astype(refs[name].dtype)
+        refs["d_q"][...] = refs["d_q_sum"][...].astype(refs["d_q"].dtype)
+        if learned:
+            # What all keys share comes from these sums, not from `shared`: that has the rounding of the output in it,
+            # times the mean distance.
+            distance, shared, both = (refs[name][...] for name in _OF_SLOPES)
+            refs["d_slopes"][...] = distance * shared - both
 
 
 def _d_kv_kernel(tile, refs, at, step, steps):
     @pl.when(step == 0)
     def _():
-        refs["rotated"][...] = tile.keys(refs)
+        refs["rotated"][...] = tile.rotated(refs, "k")
         for name in ("d_k_sum", "d_v_sum"):
             _fill(refs[name], 0.0)
 
     @pl.when(tile.is_seen(refs, at))
     def _():
-        q, d_out = tile.queries(refs), refs["d_out"][...]
-        weights, d_logits = tile.weights_and_d_logits(refs, at, q, refs["rotated"][...])
+        q, d_out = tile.rotated(refs, "q"), refs["d_out"][...]
+        weights, d_weights = tile.weights_again(refs, at, q, refs["rotated"][...])
+        d_logits = weights * (d_weights - refs["shared"][...])
         refs["d_v_sum"][...] += _dot(weights.T.astype(d_out.dtype), d_out, _A_B)
-        refs["d_k_sum"][...] += _dot(d_logits.T.astype(q.dtype), q, _A_B)
+        refs["d_k_sum"][...] += _dot(d_logits.T.astype(q.dtype), q, _A_B) * tile.spec.scale
 
     @pl.when(step == steps - 1)
     def _():
