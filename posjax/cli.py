@@ -13,7 +13,10 @@ from posjax.errors import UserError
 from posjax.errors import unknown as mistyped
 
 COMMANDS = ("train", "eval", "sweep", "report", "inspect", "list", "check-scheme", "cache", "bench")
-LISTED = ("schemes", "temperatures", "tasks", "policies", "configs")
+LISTED = ("schemes", "temperatures", "tasks", "policies", "configs", "backends")
+CALL_SIZES = {"queries": "tokens (default 1024)", "keys": "tokens (default: as many as queries)",
+              "heads": "of queries (default 8)", "groups": "heads of keys and values (default: as many as heads)",
+              "head_dim": "channels a head (default 64)", "window": "visible keys with the query's own (default: all)"}
 EPILOG = "Config values: --config.KEY=VALUE, as --config.train.steps=500 or --config.scheme=alibi."
 
 
@@ -169,6 +172,14 @@ def make_parser():
     listing.add_argument("--json", action="store_true", help="as JSON, with the hyper-parameters of schemes too")
     listing.add_argument("--pages", metavar="DIR", help="of schemes: write a page for each, and their index, into a folder")
     imports(listing)
+    call = listing.add_argument_group("list backends", "a call of attention: which backend serves it, and why others do not")
+    call.add_argument("--scheme", help="positional scheme (default nope)")
+    for name, text in CALL_SIZES.items():
+        call.add_argument(f"--{name}", type=int, help=text)
+    call.add_argument("--dtype", help="float32, bfloat16 or float16 (default float32)")
+    call.add_argument("--platform", help="cpu, gpu or tpu (default: where jax computes here)")
+    for name, text in (("segments", "the call has segment ids"), ("both_ways", "without the causal mask")):
+        call.add_argument(f"--{name}", action="store_true", default=None, help=text)
 
     check = add("check-scheme", check_command, "Check a positional scheme, your own too: what holds and what fails.",
                 epilog="Hyper-parameters of the scheme: --KEY=VALUE, as --base=500000.")
@@ -301,10 +312,19 @@ def list_command(arguments, _):
         raise mistyped("list", what, LISTED)
     if arguments.pages is not None and (what != "schemes" or arguments.json):
         raise UserError(f"--pages={arguments.pages} goes with `posjax list schemes` alone.")
+    call = {name: getattr(arguments, name) for name in (*CALL_SIZES, "scheme", "dtype", "platform", "segments", "both_ways")}
+    call = {name: value for name, value in call.items() if value is not None}
+    if call and what != "backends":
+        raise UserError(f"--{next(iter(call))} goes with `posjax list backends` alone.")
     configs.import_modules(arguments.imports)
     if arguments.pages is not None:
         from posjax import pages
         print(f"{len(pages.write_pages(arguments.pages, arguments.imports))} pages in {arguments.pages}")
+    elif what == "backends":
+        from posjax import backends
+        call["causal"] = not call.pop("both_ways", False)
+        found = backends.rows(**call)
+        print(json.dumps(found, indent=2) if arguments.json else listing.text(found))
     else:
         print(json.dumps(listing.rows(what), indent=2) if arguments.json else listing.text(listing.table(what)))
 

@@ -10,19 +10,24 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from posjax.errors import UserError, unknown
-from posjax.ops import chunked, dense, reference
-from posjax.ops.rotary import check_positions
+from posjax.ops import chunked, dense, folded, pallas, reference
+from posjax.ops.rotary import apply_rotary, as_data, check_positions
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """One call, checked: what a backend is asked to serve. Shapes as in `attention`."""
+    """One call, checked: what a backend is asked to serve. Shapes and meanings as in `attention`, and
+
+    Attributes:
+      given_positions: those of queries and keys as the caller gave them, perhaps known when tracing.
+    """
     q: Any
     k: Any
     v: Any
@@ -37,6 +42,23 @@ class AttentionCall:
     window: int | None
     scale: float
     first_query: Any
+    rotary: Any
+    platform: str
+    given_positions: tuple | None
+
+    def known_positions(self):
+        """Positions of queries and keys on the host, where they can be read when tracing, else None."""
+        if self.given_positions is None or any(isinstance(p, jax.core.Tracer) for p in self.given_positions):
+            return None
+        return tuple(np.asarray(p) for p in self.given_positions)
+
+    def rotated(self):
+        """The same call with queries and keys rotated already."""
+        if self.rotary is None:
+            return self
+        q, k = (apply_rotary(x, p[0] if p.shape[0] == 1 and p.ndim == 2 else p, self.rotary)
+                for x, p in ((self.q, self.q_positions), (self.k, self.k_positions)))
+        return dataclasses.replace(self, q=q, k=k, rotary=None)
 
     def visible(self):
         """Which key a query may see: bool `[1 or B, Q, K]`."""
@@ -62,11 +84,13 @@ class Backend:
       supports: of a call, None or the reason why it cannot serve it.
       run: of a call, its output `[B, Q, H, Dv]`.
       declines: of a call that it could serve, None or the reason why "auto" should look further.
+      rotates: whether it rotates queries and keys itself, where a call has a `rotary`; others get them rotated.
     """
     name: str
     supports: Callable
     run: Callable
     declines: Callable = lambda call: None
+    rotates: bool = False
 
     def why_not(self, call):
         """None, or the reason why "auto" passes it by."""
@@ -76,17 +100,35 @@ class Backend:
 # The first that has no reason against a call serves it. The reference comes last: it is the judge, not a contender.
 BACKENDS = (
     Backend("dense", dense.supports, dense.run, dense.declines),
+    Backend("folded", folded.supports, folded.run, folded.declines),
+    Backend("pallas", pallas.supports, pallas.run, pallas.declines, rotates=True),
     Backend("chunked", chunked.supports, chunked.run),
     Backend("reference", reference.supports, reference.run),
 )
 
 
-def attention(q, k, v, *, bias=None, logits=None, values=None, q_positions, k_positions, q_segment_ids=None,
-              k_segment_ids=None, causal=True, window=None, scale=None, first_query=None, backend="auto"):
+def attention(q, k, v, *, backend="auto", **options):
     """Scaled dot-product attention with positions as data.
 
     Args:
-      q: `[B, Q, H, Dh]`, already rotated where the scheme rotates.
+      q, k, v, options: those of `make_call`.
+      backend: a name of `BACKENDS`, or "auto" for the first of them that suits the call.
+
+    Returns:
+      `[B, Q, H, Dv]` in the dtype of `q`.
+
+    Raises:
+      ValueError: as `make_call`; an unknown backend, or one that cannot serve the call.
+    """
+    return run(make_call(q, k, v, **options), backend)
+
+
+def make_call(q, k, v, *, bias=None, logits=None, values=None, q_positions, k_positions, q_segment_ids=None,
+              k_segment_ids=None, causal=True, window=None, scale=None, first_query=None, rotary=None, platform=None):
+    """An `AttentionCall`, checked.
+
+    Args:
+      q: `[B, Q, H, Dh]`.
       k: `[B, K, G, Dh]`; H is a multiple of G (grouped queries).
       v: `[B, K, G, Dv]`.
       bias: a lazy bias (see `posjax.ops.bias`) added to the scaled logits, or None.
@@ -101,25 +143,38 @@ def attention(q, k, v, *, bias=None, logits=None, values=None, q_positions, k_po
       scale: factor on `q.k`; None for `Dh ** -0.5`.
       first_query: index among the keys of the first query, int32 `[]`, or `[B]` where rows differ, possibly traced; None for
         K - Q. With a cache that has room left, the keys after the queries are not written yet: causality hides them.
-      backend: a name of `BACKENDS`, or "auto" for the first of them that suits the call.
-
-    Returns:
-      `[B, Q, H, Dv]` in the dtype of `q`.
+      rotary: a `posjax.ops.rotary.Rotary` by which queries and keys are still to be rotated; None where they are.
+      platform: what will compute it, "cpu", "gpu" or "tpu"; None for where jax computes by default.
 
     Raises:
-      ValueError: shapes that do not fit, a window below 1, an unknown backend, or one that cannot serve the call.
+      ValueError: shapes that do not fit, or a window below 1.
     """
     check_call(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window)
+    given = q_positions, k_positions
     # Signed, so that a distance can be negative; and of one rank, so that biases need not tell rows from no rows.
-    q_positions, k_positions = jnp.asarray(q_positions, jnp.int32), jnp.asarray(k_positions, jnp.int32)
+    q_positions, k_positions = as_data(q_positions), as_data(k_positions)
     if first_query is not None and jnp.shape(first_query) not in ((), (q.shape[0],)):
         raise UserError(f"first_query must have shape () or {(q.shape[0],)}; got {jnp.shape(first_query)}.")
     if q_positions.ndim != k_positions.ndim:
         q_positions, k_positions = jnp.atleast_2d(q_positions), jnp.atleast_2d(k_positions)
-    call = AttentionCall(q, k, v, bias, logits, values, q_positions, k_positions, q_segment_ids, k_segment_ids, causal,
-                         window, q.shape[-1] ** -0.5 if scale is None else scale,
-                         k.shape[1] - q.shape[1] if first_query is None else first_query)
-    return choose(call, backend).run(call)
+    return AttentionCall(
+        q, k, v, bias, logits, values, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window,
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        first_query=k.shape[1] - q.shape[1] if first_query is None else first_query,
+        rotary=rotary, platform=default_platform() if platform is None else platform, given_positions=given)
+
+
+def run(call, backend="auto"):
+    """The output of `call` by a backend: a name of `BACKENDS`, or "auto"."""
+    chosen = choose(call, backend)
+    return chosen.run(call if chosen.rotates else call.rotated())
+
+
+def default_platform():
+    """Where jax computes by default: "cpu", "gpu" or "tpu"."""
+    device = jax.config.jax_default_device
+    name = jax.default_backend() if device is None else getattr(device, "platform", device)
+    return {"cuda": "gpu", "rocm": "gpu"}.get(name, name)
 
 
 def choose(call, name="auto"):

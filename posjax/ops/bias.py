@@ -67,3 +67,12 @@ def block_of(bias, q_positions, k_positions):
         return copies.reshape(heads, -1)[:, :q_len * count].reshape(heads, q_len, count)[:, :, q_len - 1:]
     return jax.lax.cond(consecutive(q_positions) & consecutive(k_positions), along_diagonals,
                         lambda: bias.block(q_positions, k_positions))
+
+
+def beyond_linear(call):
+    """The reason why a kernel that makes no logits but `scale * q.k` and a `LinearBias` cannot serve `call`, or None."""
+    if call.logits is not None or call.values is not None:
+        return "the scheme makes its own " + ("logits" if call.logits is not None else "addition to the values")
+    if call.bias is not None and not isinstance(call.bias, LinearBias):
+        return f"its bias is a {type(call.bias).__name__}, not linear in the distance"
+    return None

@@ -107,6 +107,17 @@ def check_positions(positions, shape, name="positions"):
             raise UserError(f"{name} reach {far}; positions are 32-bit integers, below {2**31}.")
 
 
+def as_data(positions):
+    """int32 positions to compute with, of those that a caller gave.
+
+    Consecutive ones that are known when tracing become an iota: what follows from a literal, XLA would compute while it
+    compiles, sines of a million positions among it.
+    """
+    if isinstance(positions, np.ndarray) and positions.ndim == 1 and (np.diff(positions) == 1).all():
+        return jnp.arange(positions.size, dtype=jnp.int32) + jnp.int32(positions[0])
+    return jnp.asarray(positions, jnp.int32)
+
+
 def apply_rotary(x, positions, rotary):
     """Rotates the first `rotary.rotary_dim` channels of `x`; the others pass through bit for bit.
 

@@ -3,11 +3,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posjax.errors import UserError
-from posjax.ops.attention import attention, check_call, check_window
+from posjax.ops.attention import check_call, check_window, make_call, run
 from posjax.ops.caches.cache import KVCache, Tokens
-from posjax.ops.rotary import check_positions
+from posjax.ops.rotary import as_data, check_positions
 from posjax.schemes.base import Scheme
 
 
@@ -36,25 +37,45 @@ def attend(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids
       ValueError: shapes that do not fit, missing features, a scheme that is causal only without the causal mask, or a
         backend that cannot serve the call.
     """
+    return run(attend_call(scheme, q, k, v, q_positions=q_positions, k_positions=k_positions, q_segment_ids=q_segment_ids,
+                           k_segment_ids=k_segment_ids, features=features, window=window, causal=causal), backend)
+
+
+def attend_call(scheme, q, k, v, *, q_positions=None, k_positions=None, q_segment_ids=None, k_segment_ids=None,
+                features=None, window=None, causal=True, platform=None):
+    """The `posjax.ops.attention.AttentionCall` by which `attend` serves these arguments, to choose a backend for.
+
+    `platform` is where it would be computed, "cpu", "gpu" or "tpu"; None for where jax computes by default.
+    """
     check_queries(scheme, q)
     check_features(scheme, features)
     check_causal(scheme, causal)
     q_len, k_len = q.shape[1], k.shape[1]
     if k_positions is None:
-        k_positions = jnp.arange(k_len, dtype=jnp.int32)
+        k_positions = np.arange(k_len, dtype=np.int32)  # known when tracing: backends may rely on their order
     check_positions(k_positions, k.shape[:2], "k_positions")
     if q_positions is None:
         # The queries are the last of the keys, wherever those are.
-        q_positions = k_positions[..., k_len - q_len:] if q_len <= k_len else jnp.arange(q_len, dtype=jnp.int32)
+        q_positions = k_positions[..., k_len - q_len:] if q_len <= k_len else np.arange(q_len, dtype=np.int32)
     # Before the rotation, which would broadcast positions of a wrong shape.
     check_call(q, k, v, q_positions, k_positions, q_segment_ids, k_segment_ids, causal, window)
-    q, k = scheme.rotate(q, k, q_positions, k_positions)
-    return attend_rotated(scheme, q, k, v, q_positions=q_positions, k_positions=k_positions, q_segment_ids=q_segment_ids,
-                          k_segment_ids=k_segment_ids, features=features, causal=causal, window=window, backend=backend)
+    rotary = None
+    if type(scheme).rotate is Scheme.rotate and scheme.logits is None and scheme.temperature is None:
+        rotary = scheme.rotary_of(as_data(k_positions))  # a kernel may rotate as it goes
+    else:
+        q, k = scheme.rotate(q, k, as_data(q_positions), as_data(k_positions))
+    return _rotated_call(scheme, q, k, v, q_positions=q_positions, k_positions=k_positions, q_segment_ids=q_segment_ids,
+                         k_segment_ids=k_segment_ids, features=features, causal=causal, window=window, rotary=rotary,
+                         platform=platform)
 
 
-def attend_rotated(scheme, q, k, v, *, q_positions, features, **options):
-    """What follows the rotation in `attend`; `options` are those of `attention`, with `bias` where it is made already."""
+def attend_rotated(scheme, q, k, v, *, backend="auto", **options):
+    """What follows the rotation in `attend`; `options` are its features, and those of `posjax.ops.attention.make_call`,
+    with `bias` where it is made already."""
+    return run(_rotated_call(scheme, q, k, v, **options), backend)
+
+
+def _rotated_call(scheme, q, k, v, *, q_positions, features, **options):
     if "bias" not in options:
         options["bias"] = scheme.bias()
     logits = None
@@ -64,7 +85,7 @@ def attend_rotated(scheme, q, k, v, *, q_positions, features, **options):
         factor = _factor(scheme.temperature, q_positions)  # [1 or B, Q, 1 or H]
         q = (q.astype(jnp.float32) * factor[..., None]).astype(q.dtype)
     scale = scheme.head_dim ** -0.5 if scheme.logit_scale is None else scheme.logit_scale
-    return attention(q, k, v, logits=logits, values=scheme.values, q_positions=q_positions,
+    return make_call(q, k, v, logits=logits, values=scheme.values, q_positions=q_positions,
                      scale=scale, **options)
 
 

@@ -66,19 +66,22 @@ class Scheme(nnx.Module):
         """
         return None
 
+    def rotary_of(self, k_positions):
+        """`rotary` for the lengths of rows with keys at `k_positions`, int32 `[K]` or `[B, K]`.
+
+        The length of a row is its last key's position and one: not the size of a cache, nor of the longest row.
+        """
+        if not self.depends_on_length:
+            return self.rotary()
+        return self.rotary(jnp.max(jnp.asarray(k_positions, jnp.int32), axis=-1) + 1)
+
     def plain(self):
         """What `rotary` was before the scheme scaled it for longer contexts, a `Rotary`; None where it scales nothing."""
         return None
 
     def rotate(self, q, k, q_positions, k_positions):
-        """Queries `[B, Q, H, Dh]` and keys `[B, K, G, Dh]`, transformed: by default rotated as `rotary()` says.
-
-        The length of a row is its last key's position and one: not the size of a cache, nor of the longest row.
-        """
-        if self.depends_on_length:
-            rotary = self.rotary(jnp.max(jnp.asarray(k_positions, jnp.int32), axis=-1) + 1)
-        else:
-            rotary = self.rotary()
+        """Queries `[B, Q, H, Dh]` and keys `[B, K, G, Dh]`, transformed: by default rotated as `rotary()` says."""
+        rotary = self.rotary_of(k_positions)
         if rotary is None:
             return q, k
         return apply_rotary(q, q_positions, rotary), apply_rotary(k, k_positions, rotary)
