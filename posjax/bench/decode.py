@@ -44,7 +44,8 @@ def _rows(say, lengths, window, scheme, repeats):
     token = np.zeros((1, 1), np.int32)
     for length in lengths:
         say(f"{called}: filling a cache with {length} tokens")
-        cache = nnx.merge(graphdef, state).new_cache(length + repeats + 1, batch_size=1)
+        room = length + repeats + 1 if window is None else None  # a window has no end
+        cache = nnx.merge(graphdef, state).new_cache(room, batch_size=1)
         tokens = np.random.default_rng(0).integers(0, SIZES.vocab_size, (1, length)).astype(np.int32)
         part = math.gcd(length, 512)
         for start in range(0, length, part):
