@@ -10,4 +10,4 @@ if [ -z "${XLA_FLAGS:-}" ] && XLA_FLAGS=$less python -c 'import jax; jax.devices
     export XLA_FLAGS=$less
 fi
 # A module's tests stay in one process: they share what they compiled.
-python -m pytest --numprocesses=2 --dist=loadscope "$@"
+python -m pytest --numprocesses=2 --dist=loadscope --no-loadscope-reorder "$@"

@@ -6,6 +6,11 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_collection_modifyitems(items):
+    """What takes minutes comes first, so that no process is left with it alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True)
 def strict_dtypes(request):
     """posjax's array code mixes no dtypes. Only there: Flax and Optax do in places."""

@@ -10,7 +10,7 @@ from posjax.models.decoder import Decoder, DecoderConfig
 from posjax.schemes.layers import Layers
 from posjax.schemes.registry import make_scheme
 
-SIZES = DecoderConfig(vocab_size=256, width=64, depth=2, num_heads=4)
+SIZES = DecoderConfig(vocab_size=32, width=64, depth=2, num_heads=4)
 
 
 def run(say, *, tokens=131_072, window=None, scheme="alibi"):
