@@ -7,7 +7,6 @@ from posjax.errors import UserError, unknown
 from posjax.models.decoder import DTYPES
 from posjax.ops.attention import BACKENDS, default_platform
 from posjax.schemes.attend import attend_call
-from posjax.schemes.base import Scheme
 from posjax.schemes.registry import make_scheme
 
 PLATFORMS = ("cpu", "gpu", "tpu")
@@ -44,7 +43,7 @@ def rows(scheme="nope", *, queries=1024, keys=None, heads=8, groups=None, head_d
     def look():
         made = make_scheme(scheme, num_heads=heads, head_dim=head_dim, rngs=nnx.Rngs(0))
         q, k = (jnp.zeros((1, length, n, head_dim), DTYPES[dtype]) for length, n in ((queries, heads), (keys, groups)))
-        features = None if type(made).features is Scheme.features else made.features(jnp.zeros((1, keys, made.model_dim)))
+        features = made.features(jnp.zeros((1, keys, made.model_dim)))
         ids = [jnp.zeros((1, length), jnp.int32) if segments else None for length in (queries, keys)]
         call = attend_call(made, q, k, k, q_segment_ids=ids[0], k_segment_ids=ids[1], features=features, window=window,
                            causal=causal, platform=platform)

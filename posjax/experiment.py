@@ -13,7 +13,8 @@ from posjax import config as configs
 from posjax.errors import UserError
 from posjax.eval.extrapolation import check_eval_lengths
 from posjax.models.decoder import DTYPES, Decoder, DecoderConfig
-from posjax.ops.attention import AttentionCall, choose
+from posjax.ops.attention import choose
+from posjax.schemes.attend import attend_call
 from posjax.schemes.layers import make_layers
 from posjax.schemes.positions import POLICIES
 from posjax.schemes.registry import make_scheme
@@ -79,9 +80,9 @@ class Experiment:
                           DTYPES[sizes.dtype])
             positions = jnp.zeros(x.shape[:2], jnp.int32)
             for scheme, window in map(model.layers.__getitem__, range(sizes.depth)):
-                call = AttentionCall(x, x, x, scheme.bias(), scheme.logits, scheme.values, positions, positions, None, None,
-                                     True, window, 1.0, 0)
-                names.append(choose(call).name)
+                features = scheme.features(jnp.zeros((*x.shape[:2], sizes.width), x.dtype))
+                names.append(choose(attend_call(scheme, x, x, x, q_positions=positions, k_positions=positions,
+                                                features=features, window=window)).name)
         names = []
         jax.eval_shape(chosen)
         return ", ".join(dict.fromkeys(names))

@@ -118,6 +118,17 @@ def as_data(positions):
     return jnp.asarray(positions, jnp.int32)
 
 
+def _made_once(x):
+    """`x` `[..., n]`, as an array of its own that XLA does not make anew for every head, and once more for the gradient.
+
+    XLA on a CPU does not heed a barrier, and fuses whatever is no product: there it is multiplied by 1, as a matrix, which
+    changes no bit. A rotation forward and backward took a fifth of the time, at 4,096 tokens and 8 heads of 64 channels.
+    """
+    def product(x):
+        return jnp.matmul(x, jnp.eye(x.shape[-1], dtype=x.dtype), precision=jax.lax.Precision.HIGHEST)
+    return jax.lax.platform_dependent(x, cpu=product, default=jax.lax.optimization_barrier)
+
+
 def apply_rotary(x, positions, rotary):
     """Rotates the first `rotary.rotary_dim` channels of `x`; the others pass through bit for bit.
 
@@ -137,9 +148,7 @@ def apply_rotary(x, positions, rotary):
     check_positions(positions, x.shape[:2])
     r = rotary.rotary_dim
     rows = positions if positions.ndim == 2 else positions[None]
-    cos, sin = (wave[:, :, None, :] * rotary.amplitude for wave in rotary.cos_sin(rows))
-    # XLA on a CPU does not heed it: there they are made anew for every head, and once more for the gradient.
-    cos, sin = jax.lax.optimization_barrier((cos, sin))
+    cos, sin = (_made_once(wave * rotary.amplitude)[:, :, None, :] for wave in rotary.cos_sin(rows))
     rotated = x[..., :r].astype(jnp.float32)
     if rotary.layout == "interleaved":
         a, b = rotated[..., 0::2], rotated[..., 1::2]
