@@ -85,12 +85,14 @@ class Backend:
       run: of a call, its output `[B, Q, H, Dv]`.
       declines: of a call that it could serve, None or the reason why "auto" should look further.
       rotates: whether it rotates queries and keys itself, where a call has a `rotary`; others get them rotated.
+      general: whether it serves every call, of any scheme.
     """
     name: str
     supports: Callable
     run: Callable
     declines: Callable = lambda call: None
     rotates: bool = False
+    general: bool = False
 
     def why_not(self, call):
         """None, or the reason why "auto" passes it by."""
@@ -99,11 +101,11 @@ class Backend:
 
 # The first that has no reason against a call serves it. The reference comes last: it is the judge, not a contender.
 BACKENDS = (
-    Backend("dense", dense.supports, dense.run, dense.declines),
+    Backend("dense", dense.supports, dense.run, dense.declines, general=True),
     Backend("folded", folded.supports, folded.run, folded.declines),
     Backend("pallas", pallas.supports, pallas.run, pallas.declines, rotates=True),
-    Backend("chunked", chunked.supports, chunked.run),
-    Backend("reference", reference.supports, reference.run),
+    Backend("chunked", chunked.supports, chunked.run, general=True),
+    Backend("reference", reference.supports, reference.run, general=True),
 )
 
 
