@@ -130,6 +130,7 @@ def make_parser():
     train = add("train", train_command, "Train one config and evaluate it; the same command again resumes.", epilog=EPILOG)
     train.add_argument("--config", metavar="FILE[:ARG]", help="as configs/copy.py:rope, or a run's config.json")
     train.add_argument("--workdir", help="run directory (default: runs/NAME, named by the config)")
+    train.add_argument("--profile", action="store_true", help="write a trace of one chunk of steps, for TensorBoard or Perfetto")
     imports(train)
 
     evaluate = add("eval", eval_command, "Evaluate a trained run at more lengths, without training.")
@@ -210,10 +211,12 @@ def make_parser():
 def train_command(arguments, overrides):
     from posjax import config as configs
     from posjax import runs
+    from posjax.io.compile_cache import use_compile_cache
     config = configs.load_config(arguments.config, arguments.imports, **overrides)
     use_cpu_devices(config.num_seeds)
+    use_compile_cache()
     command = shlex.join(train_words(arguments.config, overrides, arguments.imports, arguments.workdir))
-    runs.run(config, arguments.workdir, command=command)
+    runs.run(config, arguments.workdir, command=command, profile=arguments.profile)
 
 
 def train_words(config, overrides, imports, workdir):
@@ -237,6 +240,7 @@ def use_cpu_devices(num_seeds):
 
 def eval_command(arguments, _):
     from posjax import runs
+    from posjax.io.compile_cache import use_compile_cache
     from posjax.report.records import find_runs
     if arguments.lengths is None:
         raise UserError("--lengths is missing, as --lengths=64,128,256.")
@@ -246,6 +250,7 @@ def eval_command(arguments, _):
         raise UserError(f"--lengths={arguments.lengths} cannot be read; give numbers with commas, as 64,128,256.") from None
     run = runs.load_run(arguments.run)
     use_cpu_devices(run.config.num_seeds)
+    use_compile_cache()
     rows = run.evaluate(lengths, arguments.num_examples, positions=arguments.policy)
     print(f"{len(rows)} records added to {run.path / 'evals.jsonl'}.")
     for status in sorted({row["status"] for row in rows} - {"ok"}):

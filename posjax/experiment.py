@@ -87,16 +87,25 @@ class Experiment:
         jax.eval_shape(chosen)
         return ", ".join(dict.fromkeys(names))
 
+    @property
+    def sizes(self):
+        """`DecoderConfig` of the model."""
+        return model_sizes(self.config, self.task.vocab_size)
+
     @functools.cached_property
     def train_tokens(self):
         """Tokens that a training sequence feeds to the model."""
         return self.task.sequence_length(self.config.train.lengths.max) - 1
 
 
+def model_sizes(config, vocab_size):
+    return DecoderConfig(vocab_size=vocab_size, **config.model)
+
+
 def make_model(config, vocab_size, seed):
     """The decoder of a config, with freshly drawn parameters."""
     rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(seed), _LARGEST))
-    sizes = DecoderConfig(vocab_size=vocab_size, **config.model)
+    sizes = model_sizes(config, vocab_size)
 
     def maker(scheme, temperature):
         return lambda: make_scheme(

@@ -15,13 +15,14 @@ def run_name(config):
     return f"{config.task.name}-{config.scheme.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def run(config, workdir=None, *, command=None):
+def run(config, workdir=None, *, command=None, profile=False):
     """Trains and evaluates a config, or goes on with what is there; a finished run is only read.
 
     Args:
       config: from `posjax.load_config` or `posjax.default_config`.
       workdir: the run directory; None for `runs/` and a name made from the config.
       command: the shell command that reproduces the run, for its record; None for one made from its own config.json.
+      profile: write a trace of one chunk of training into the run's tensorboard folder.
 
     Returns:
       A `Run`.
@@ -31,7 +32,7 @@ def run(config, workdir=None, *, command=None):
     """
     from posjax.train.loop import train
     workdir = pathlib.Path("runs") / run_name(config) if workdir is None else workdir
-    return Run(train(config, workdir, command=command))
+    return Run(train(config, workdir, command=command, profile=profile))
 
 
 def load_run(path):

@@ -1,6 +1,15 @@
 """Runs before any test module: four virtual CPU devices, and nothing that broadcasts or promotes by accident."""
+import atexit
+import os
+import shutil
+import tempfile
+
 import jax
 import pytest
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have it from the process that starts them
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"])
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")

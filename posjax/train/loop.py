@@ -1,4 +1,5 @@
 """The host's side of training: between chunks it logs, evaluates, saves, and lets itself be interrupted."""
+import contextlib
 import logging
 import pathlib
 import shlex
@@ -21,6 +22,7 @@ from posjax.train.curves import Curves
 from posjax.train.interrupt import Interrupted, deferred_signals
 from posjax.train.progress import Progress, duration
 from posjax.train.replicas import replica_mesh, seeds_array
+from posjax.train.speed import speed_record
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class Diverged(RuntimeError):
         self.step, self.seeds = step, seeds
 
 
-def train(config, workdir, *, command=None, stream=None):
+def train(config, workdir, *, command=None, stream=None, profile=False):
     """Trains, evaluates and records one config; goes on where an earlier call stopped.
 
     Args:
@@ -41,6 +43,8 @@ def train(config, workdir, *, command=None, stream=None):
       workdir: the run directory.
       command: the shell command that reproduces the run, for its record.
       stream: where progress goes; None for standard error.
+      profile: trace the second chunk of this call (the first if it is the last) with `jax.profiler`, into the run's
+        tensorboard folder: for TensorBoard's profile plugin, xprof, or Perfetto.
 
     Returns:
       The path of the run directory.
@@ -62,7 +66,7 @@ def train(config, workdir, *, command=None, stream=None):
             stream.write(f"{workdir} has lost {missing} records of its final evaluation, which is made again.\n")
         with Checkpoints(run.checkpoint_dir) as checkpoints:
             try:
-                _Training(experiment, run, checkpoints, command, stream).go()
+                _Training(experiment, run, checkpoints, command, stream, profile).go()
             except Diverged as error:
                 run.fail(error.step, error.seeds, str(error))
                 raise
@@ -82,8 +86,9 @@ def missing_records(experiment, rows):
 class _Training:
     """One call of `train`: its state on the device and what is open on the host."""
 
-    def __init__(self, experiment, run, checkpoints, command, stream):
+    def __init__(self, experiment, run, checkpoints, command, stream, profile):
         self.experiment, self.run, self.checkpoints, self.stream = experiment, run, checkpoints, stream
+        self.profile = profile
         self.config = experiment.config
         self.mesh = replica_mesh(len(experiment.seeds))
         self.seeds = seeds_array(experiment.seeds, self.mesh)
@@ -128,7 +133,7 @@ class _Training:
         train, every = self.config.train, self.config.eval.every
         if self.step == train.steps:
             return
-        chunk, pending = self._compile(), None
+        chunk, pending, first = self._compile(), None, self.step
         with deferred_signals() as interrupt:
             while self.step < train.steps:
                 stops = [train.steps, self.step + train.chunk_steps, _next(self.step, train.checkpoint_every)]
@@ -136,7 +141,9 @@ class _Training:
                     stops.append(_next(self.step, every))
                 count = min(stops) - self.step
                 started = time.monotonic()
-                self.state, metrics = chunk(self.state, self.seeds, np.int32(self.step), np.int32(count))
+                with self._traced(self.step > first or self.step + count == train.steps) as wait:
+                    self.state, metrics = chunk(self.state, self.seeds, np.int32(self.step), np.int32(count))
+                    wait(metrics)
                 # The chunk before this one is read while this one computes.
                 if pending:
                     self._record(*pending)
@@ -156,6 +163,17 @@ class _Training:
                     self.checkpoints.wait()
                     raise Interrupted(f"Interrupted at step {self.step} of {train.steps}; the state is saved in "
                                       f"{self.run.path}. The same command goes on from there.", signum)
+
+    @contextlib.contextmanager
+    def _traced(self, warm):
+        """Traces what is within, once, if a profile was asked for; yields what waits for its results then."""
+        if not (self.profile and warm):
+            yield lambda results: None
+            return
+        self.profile = False
+        with jax.profiler.trace(self.run.tensorboard_dir):
+            yield jax.block_until_ready
+        self.stream.write(f"Wrote a trace to {self.run.tensorboard_dir / 'plugins' / 'profile'}.\n")
 
     def _compile(self):
         """The chunk, compiled ahead of its first call, so that no step's time holds the compilation."""
@@ -214,10 +232,13 @@ class _Training:
         self.curves.lengths(rows)
         self.checkpoints.wait()
         evaluated = time.monotonic() - started
+        speed = speed_record(self.experiment, self.mesh, steps=self.step, seconds=self.seconds)
         self.run.finish({"steps": self.step, "train_seconds": self.seconds, "eval_seconds": evaluated,
-                         "compile_seconds": self.compile_seconds, "eval_compilations": self.evaluate.compilations})
+                         "compile_seconds": self.compile_seconds, "eval_compilations": self.evaluate.compilations, **speed})
         self.progress.close()
-        self.stream.write(f"Trained in {duration(self.seconds)}, evaluated in {duration(evaluated)}: {self.run.path}\n")
+        self.stream.write(f"Trained in {duration(self.seconds)} ({speed['tokens_per_second']:,.0f} tokens/s, "
+                          f"{speed['model_flop_utilisation']:.0%} of what matrix products reach here), "
+                          f"evaluated in {duration(evaluated)}: {self.run.path}\n")
 
 
 def banner(experiment, mesh, tokens):

@@ -101,7 +101,21 @@ def test_a_run_writes_all_its_records(finished):
             "started"} <= environment.keys()
     done = json.loads((path / "DONE").read_text())
     assert done["steps"] == 60 and done["eval_compilations"] == 3
+    # 6 N + 12 L H Dh T a token: 2 seeds x 4 rows x 9 tokens, 1 block of 2 heads x 8.
+    assert done["step_flops"] == 72 * (6 * Experiment.build(CONFIG).num_params + 12 * 16 * 9)
+    assert done["tokens_per_second"] == pytest.approx(72 / done["step_seconds"])
+    utilisation = done["step_flops"] / done["step_seconds"] / done["matmul_flops_per_second"]
+    assert done["model_flop_utilisation"] == pytest.approx(utilisation) and 0 < utilisation < 1
+    assert done["peak_memory_bytes"] > 2**20
     assert any(path.joinpath("tensorboard").iterdir())
+
+
+def test_a_profile_is_a_trace_of_one_chunk_beside_the_curves(tmp_path):
+    stream = io.StringIO()
+    with tiny.quick_compilation():
+        loop.train(tiny.config(**{"train.steps": 10, "eval.every": 0}), tmp_path / "run", stream=stream, profile=True)
+    traces = list((tmp_path / "run" / "tensorboard").glob("plugins/profile/*/*.xplane.pb"))
+    assert len(traces) == 1 and traces[0].stat().st_size and "Wrote a trace to" in stream.getvalue()
 
 
 def test_metrics_have_a_row_for_each_chunk_and_a_value_for_each_seed(finished):
