@@ -81,18 +81,26 @@ class Backend:
 
     Attributes:
       name: to ask for it by.
-      supports: of a call, None or the reason why it cannot serve it.
+      serves: of a call whose dtype suits it, None or the reason why it cannot serve it.
       run: of a call, its output `[B, Q, H, Dv]`.
       declines: of a call that it could serve, None or the reason why "auto" should look further.
       rotates: whether it rotates queries and keys itself, where a call has a `rotary`; others get them rotated.
       general: whether it serves every call, of any scheme.
+      double: whether it computes in float64 what is float64; others would in float32, and refuse.
     """
     name: str
-    supports: Callable
+    serves: Callable
     run: Callable
     declines: Callable = lambda call: None
     rotates: bool = False
     general: bool = False
+    double: bool = False
+
+    def supports(self, call):
+        """None, or the reason why it cannot serve `call`."""
+        if jnp.result_type(call.q) == jnp.float64 and not self.double:
+            return "it computes in float32, and float64 was given"
+        return self.serves(call)
 
     def why_not(self, call):
         """None, or the reason why "auto" passes it by."""
@@ -105,7 +113,7 @@ BACKENDS = (
     Backend("folded", folded.supports, folded.run, folded.declines),
     Backend("pallas", pallas.supports, pallas.run, pallas.declines, rotates=True),
     Backend("chunked", chunked.supports, chunked.run, general=True),
-    Backend("reference", reference.supports, reference.run, general=True),
+    Backend("reference", reference.supports, reference.run, general=True, double=True),
 )
 
 

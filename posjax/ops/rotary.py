@@ -118,6 +118,11 @@ def as_data(positions):
     return jnp.asarray(positions, jnp.int32)
 
 
+def computed_in(x):
+    """The dtype to compute with `x` in: float64 of float64, float32 of all others."""
+    return jnp.float64 if jnp.result_type(x) == jnp.float64 else jnp.float32
+
+
 def _made_once(x):
     """`x` `[..., n]`, as an array of its own that XLA does not make anew for every head, and once more for the gradient.
 
@@ -132,7 +137,7 @@ def _made_once(x):
 def apply_rotary(x, positions, rotary):
     """Rotates the first `rotary.rotary_dim` channels of `x`; the others pass through bit for bit.
 
-    After the definition in Su et al. 2021 (RoFormer, arXiv 2104.09864). Computed in float32 whatever the dtype of `x`.
+    After the definition in Su et al. 2021 (RoFormer, arXiv 2104.09864). Computed in float32, or in float64 if `x` is that.
 
     Args:
       x: `[B, T, H, Dh]`.
@@ -149,7 +154,8 @@ def apply_rotary(x, positions, rotary):
     r = rotary.rotary_dim
     rows = positions if positions.ndim == 2 else positions[None]
     cos, sin = (_made_once(wave * rotary.amplitude)[:, :, None, :] for wave in rotary.cos_sin(rows))
-    rotated = x[..., :r].astype(jnp.float32)
+    rotated = x[..., :r].astype(computed_in(x))
+    cos, sin = cos.astype(rotated.dtype), sin.astype(rotated.dtype)
     if rotary.layout == "interleaved":
         a, b = rotated[..., 0::2], rotated[..., 1::2]
     else:
