@@ -75,7 +75,9 @@ def check_window(subject):
     def seen(queries=T, **options):
         """Whether a query has weight on a key, `[1, Q, H, K]`."""
         q, k, v, features = layer.projected(same_tokens, positions, first=T - queries)
-        out = layer.attend(q, k, large + np.zeros_like(v), features, positions[T - queries:], positions, **options)
+        run = jax.jit(functools.partial(attend, subject.scheme, features=features, q_positions=positions[T - queries:],
+                                        k_positions=positions, **options))
+        out = np.asarray(run(q, k, large + np.zeros_like(v)))
         return np.moveaxis((np.abs(out[:T] - out[T]) > 1e-3).any(-1), 0, -1)[None]
     near = (np.subtract.outer(positions, positions) < 3)[None, :, None]
     for backend in backends():
@@ -101,10 +103,8 @@ def check_masked_rows(subject):
     # The reference computes in float32 whatever it is given.
     for backend, dtype in [(name, jnp.float32) for name in backends()] + [("auto", jnp.bfloat16)]:
         *qkv, features = subject.layer.projected(inputs(scheme, dtype=dtype), np.arange(T))
-        out, pullback = jax.vjp(functools.partial(
-            attend, subject.layer.scheme, features=features, q_segment_ids=nowhere, k_segment_ids=np.ones((B, T), int),
-            window=4, backend=backend), *qkv)
-        gradients = pullback(jnp.ones_like(out))
+        out, gradients = _with_gradients(subject.layer.scheme, *qkv, features, backend=backend, q_segment_ids=nowhere,
+                                         k_segment_ids=np.ones((B, T), int), window=4)
         out, where = np.asarray(out, np.float32), f"backend {backend}, {jnp.dtype(dtype).name}"
         expect.that(not out[:, -1].any(), f"the output of a token that sees no key: expected zeros, found "
                                           f"{np.abs(out[:, -1]).max():.3g} ({where}).")
@@ -112,3 +112,12 @@ def check_masked_rows(subject):
         for name, gradient in zip("qkv", gradients):
             expect.finite(gradient, f"gradients of {name} beside a token that sees no key ({where})")
         expect.that(np.asarray(gradients[2], np.float32).any(), f"gradients of v: expected other than zero ({where}).")
+
+
+def _with_gradients(scheme, q, k, v, features, **options):
+    """Attention, and the gradients of its sum by q, k and v: in one program, since no other check shares operations of these."""
+    @jax.jit
+    def run(*qkv):
+        out, pullback = jax.vjp(functools.partial(attend, scheme, features=features, **options), *qkv)
+        return out, pullback(jnp.ones_like(out))
+    return run(q, k, v)
