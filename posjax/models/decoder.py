@@ -2,12 +2,14 @@
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from posjax.errors import UserError, unknown
 from posjax.schemes.attend import attend, attend_cached, make_cache
 from posjax.schemes.layers import Layers
+from posjax.schemes.sharded import attend_shard
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
@@ -24,6 +26,7 @@ class DecoderConfig:
       head_dim: channels a head, Dh; None for width / num_heads.
       mlp_ratio: hidden channels of the MLP, as a multiple of the width.
       dtype: of the computation; parameters are float32, and so are positions, softmax, norms and logits.
+      remat: the backward pass computes each block again, from its input: memory of one block in place of all.
     """
     vocab_size: int
     width: int = 64
@@ -32,6 +35,7 @@ class DecoderConfig:
     head_dim: int | None = None
     mlp_ratio: float = 4.0
     dtype: str = "float32"
+    remat: bool = False
 
     def __post_init__(self):
         for name in ("vocab_size", "width", "depth", "num_heads"):
@@ -100,7 +104,7 @@ class Decoder(nnx.Module):
         self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.depth)])
         self.final_norm = nnx.RMSNorm(config.width, dtype=DTYPES[config.dtype], rngs=rngs)
 
-    def __call__(self, tokens, *, positions=None, segment_ids=None, backend="auto"):
+    def __call__(self, tokens, *, positions=None, segment_ids=None, backend="auto", sequence_axis=None):
         """Logits, float32 `[B, T, V]`.
 
         Args:
@@ -108,11 +112,16 @@ class Decoder(nnx.Module):
           positions: int32 `[T]` or `[B, T]`; None for 0 .. T-1.
           segment_ids: int32 `[B, T]`; tokens of different segments never see each other.
           backend: of attention.
+          sequence_axis: within `jax.shard_map`, the axis of the mesh over which the tokens of a sequence are spread: all
+            arrays, the logits too, are the device's own shard, and positions must be given.
         """
         if positions is None:
             positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
 
         def mix(block, scheme, window, q, k, v, features):
+            if sequence_axis is not None:
+                return attend_shard(scheme, q, k, v, axis=sequence_axis, positions=positions, segment_ids=segment_ids,
+                                    features=features, window=window, backend=backend), None
             return attend(scheme, q, k, v, q_positions=positions, k_positions=positions, q_segment_ids=segment_ids,
                           k_segment_ids=segment_ids, features=features, window=window, backend=backend), None
         return self._run(tokens, positions, mix)[0]
@@ -170,7 +179,9 @@ class Decoder(nnx.Module):
         rest = []
         for n, block in enumerate(self.blocks):
             scheme, window = self.layers[n]
-            x, kept = block(x, tokens.shape, scheme, functools.partial(mix, n, scheme, window))
+            def run(block, x, scheme, n=n, window=window):
+                return block(x, tokens.shape, scheme, functools.partial(mix, n, scheme, window))
+            x, kept = (jax.checkpoint(run) if self.config.remat else run)(block, x, scheme)
             rest.append(kept)
         logits = self.tokens.attend(self.final_norm(x))
         return logits.astype(jnp.float32).reshape(*tokens.shape, -1), tuple(rest)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from posjax.errors import UserError
+from posjax.ops.bounds import clamp
 from posjax.ops.rotary import apply_rotary
 
 
@@ -53,6 +54,19 @@ class Scheme(nnx.Module):
                 raise UserError(f"{dim_name} is {dim}; it must be at least 1.")
         self.num_heads, self.head_dim = num_heads, head_dim
         self.model_dim = num_heads * head_dim if model_dim is None else model_dim
+
+    def bounds(self):
+        """What it learns within bounds: `{name of the parameter: (lowest, highest)}`; read it as `self.within(name)`."""
+        return {}
+
+    def within(self, name):
+        """The parameter `name` within its bounds, with the gradient of `posjax.ops.bounds.clamp`."""
+        return clamp(getattr(self, name)[...], *self.bounds()[name])
+
+    def clamp_parameters(self):
+        """Sets the parameters to what `within` gives: once for all that follows, as a batch computed in parts needs it."""
+        for name in self.bounds():
+            getattr(self, name)[...] = self.within(name)
 
     def embed(self, x, positions):
         """Token embeddings `[B, T, D]` with the position added; `positions` int32 `[T]` or `[B, T]`."""

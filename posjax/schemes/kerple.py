@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -14,23 +13,6 @@ from posjax.schemes.registry import register_scheme
 KINDS = ("log", "power")
 SMALLEST = 0.01
 LARGEST_POWER = 2.0
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def clamp(x, low, high):
-    """`x` within bounds. At a bound, the gradients that descend back inside pass, where a plain clip has none.
-
-    So a parameter that left its bounds can return, as in the reference, which clamps the parameter itself.
-    """
-    return jnp.clip(x, low, high)
-
-
-def _clamp_backward(low, high, x, gradient):
-    outwards = ((x < low) & (gradient > 0)) | ((x > high) & (gradient < 0))
-    return (jnp.where(outwards, 0, gradient),)
-
-
-clamp.defvjp(lambda x, low, high: (jnp.clip(x, low, high), x), _clamp_backward)
 
 
 @jax.tree_util.register_dataclass
@@ -83,6 +65,8 @@ class KERPLE(Scheme):
         self.r1 = nnx.Param(jax.random.uniform(rngs.params(), (self.num_heads,), maxval=r1_max))
         self.r2 = nnx.Param(jax.random.uniform(rngs.params(), (self.num_heads,), maxval=r2_max))
 
+    def bounds(self):
+        return {"r1": (SMALLEST, jnp.inf), "r2": (SMALLEST, jnp.inf if self.kind == "log" else LARGEST_POWER)}
+
     def bias(self):
-        r2_most = jnp.inf if self.kind == "log" else LARGEST_POWER
-        return KerpleBias(clamp(self.r1[...], SMALLEST, jnp.inf), clamp(self.r2[...], SMALLEST, r2_most), self.kind)
+        return KerpleBias(self.within("r1"), self.within("r2"), self.kind)

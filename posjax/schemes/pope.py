@@ -52,8 +52,11 @@ class PoPE(Scheme):
         self.delta = nnx.Param(jnp.zeros(shape, jnp.float32) if delta_init == "zero" else
                                jax.random.uniform(rngs.params(), shape, jnp.float32, -2 * math.pi, 0.0))
 
+    def bounds(self):
+        return {"delta": (-2 * math.pi, 0.0)}
+
     def rotate(self, q, k, q_positions, k_positions):
-        return (self._turned(q, q_positions, -bounded(self.delta[...])),
+        return (self._turned(q, q_positions, -self.within("delta")),
                 self._turned(k, k_positions, jnp.zeros((1, self.head_dim), jnp.float32)))
 
     def _turned(self, x, positions, phase):
@@ -63,22 +66,3 @@ class PoPE(Scheme):
         angles = turning.angles(jnp.atleast_2d(jnp.asarray(positions, jnp.int32)))[:, :, None, :] + phase[None, None]
         length = jax.nn.softplus(x.astype(jnp.float32))
         return jnp.concatenate([length * jnp.cos(angles), length * jnp.sin(angles)], -1).astype(x.dtype)
-
-
-@jax.custom_vjp
-def bounded(delta):
-    """`delta` clamped to -2 pi .. 0, with the gradient that a descent within the bounds has."""
-    return jnp.clip(delta, -2 * math.pi, 0.0)
-
-
-def _forward(delta):
-    return bounded(delta), delta
-
-
-def _backward(delta, gradient):
-    # A step goes against the gradient: beyond a bound only one that leads back is let through.
-    stuck = ((delta > 0) & (gradient < 0)) | ((delta < -2 * math.pi) & (gradient > 0))
-    return (jnp.where(stuck, 0.0, gradient),)
-
-
-bounded.defvjp(_forward, _backward)

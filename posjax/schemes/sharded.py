@@ -57,33 +57,42 @@ def attend_sharded(scheme, q, k, v, *, mesh, axis="sequence", positions=None, se
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "mesh", "axis", "window", "causal", "backend"))
 def _attend(state, q, k, v, positions, segment_ids, features, *, graphdef, mesh, axis, window, causal, backend):
-    shards, here = mesh.shape[axis], q.shape[1] // mesh.shape[axis]
-
     # Made of what is learned before anything is divided: how KERPLE holds it in bounds depends on the gradient of all shards.
     bias = nnx.merge(graphdef, state).bias()
 
     def local(state, bias, q, k, v, positions, segment_ids, features):
-        scheme = nnx.merge(graphdef, state)
-        behind = shards - 1
-        if causal and window is not None and not scheme.depends_on_length:
-            behind = min(behind, -(-(window - 1) // here))
-        gather = functools.partial(jax.tree.map, functools.partial(_gathered, axis=axis, shards=shards, behind=behind))
-        k_positions = gather(positions)
-        if scheme.depends_on_length:  # of all keys, which are rotated for it where they are used
-            q, k = scheme.rotate(q, gather(k), positions, k_positions)
-        else:
-            q, k = scheme.rotate(q, k, positions, positions)
-            k = gather(k)
-        first_query = jnp.minimum(jax.lax.axis_index(axis), behind) * here
-        return attend_rotated(scheme, q, k, gather(v), bias=bias, q_positions=positions, k_positions=k_positions,
-                              q_segment_ids=segment_ids, k_segment_ids=gather(segment_ids), features=gather(features),
-                              causal=causal, window=window, first_query=first_query, backend=backend)
+        return attend_shard(nnx.merge(graphdef, state), q, k, v, axis=axis, positions=positions, segment_ids=segment_ids,
+                            features=features, window=window, causal=causal, backend=backend, bias=bias)
     tokens = PartitionSpec(None, axis)
     of_positions = tokens if positions.ndim == 2 else PartitionSpec(axis)
     return jax.shard_map(
         local, mesh=mesh, axis_names={axis}, check_vma=False, out_specs=tokens,
         in_specs=(PartitionSpec(), PartitionSpec(), tokens, tokens, tokens, of_positions, tokens, tokens),
     )(state, bias, q, k, v, positions, segment_ids, features)
+
+
+def attend_shard(scheme, q, k, v, *, axis, positions, segment_ids=None, features=None, window=None, causal=True, backend="auto",
+                 **bias):
+    """What each device does in `attend_sharded`, for code that is under `jax.shard_map` over `axis` already.
+
+    All arrays are the device's own shard, `[B, t, ...]`, positions int32 `[t]` or `[B, t]`; so is the result. `bias` is
+    `scheme.bias()` where it is made already.
+    """
+    shards, here = jax.lax.axis_size(axis), q.shape[1]
+    behind = shards - 1
+    if causal and window is not None and not scheme.depends_on_length:
+        behind = min(behind, -(-(window - 1) // here))
+    gather = functools.partial(jax.tree.map, functools.partial(_gathered, axis=axis, shards=shards, behind=behind))
+    k_positions = gather(positions)
+    if scheme.depends_on_length:  # of all keys, which are rotated for it where they are used
+        q, k = scheme.rotate(q, gather(k), positions, k_positions)
+    else:
+        q, k = scheme.rotate(q, k, positions, positions)
+        k = gather(k)
+    first_query = jnp.minimum(jax.lax.axis_index(axis), behind) * here
+    return attend_rotated(scheme, q, k, gather(v), q_positions=positions, k_positions=k_positions,
+                          q_segment_ids=segment_ids, k_segment_ids=gather(segment_ids), features=gather(features),
+                          causal=causal, window=window, first_query=first_query, backend=backend, **bias)
 
 
 def _gathered(x, *, axis, shards, behind):

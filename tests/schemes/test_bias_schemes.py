@@ -17,7 +17,6 @@ from posjax.conformance.expect import differ
 from posjax.conformance.layer import backends, inputs, layer
 from posjax.errors import UserError
 from posjax.schemes.attend import attend
-from posjax.schemes.kerple import clamp
 from posjax.schemes.registry import SCHEMES, make_scheme
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -130,14 +129,6 @@ def test_kerple_starts_as_its_authors_do_and_never_without_position(kind, bounds
     bias = block(scheme, [100], [0, 99, 100])
     assert (bias[:, 0, :2] < 0).all()
     assert (bias[:, 0, 2] == 0).all()
-
-
-def test_a_kerple_parameter_that_left_its_bounds_can_return_but_goes_no_further():
-    pull = jax.grad(lambda x, direction: (direction * clamp(x, 0.01, 2.0)).sum())
-    x = jnp.array([-0.5, 1.0, 3.0])
-    np.testing.assert_array_equal(clamp(x, 0.01, 2.0), jnp.array([0.01, 1.0, 2.0]))
-    np.testing.assert_array_equal(pull(x, -jnp.ones(3)), [-1, -1, 0])  # descent raises x
-    np.testing.assert_array_equal(pull(x, jnp.ones(3)), [0, 1, 1])
 
 
 def test_t5_starts_as_in_hugging_face():

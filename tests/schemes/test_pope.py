@@ -10,7 +10,6 @@ from posjax.conformance.expect import differ
 from posjax.conformance.layer import inputs, project
 from posjax.errors import UserError
 from posjax.schemes.attend import attend
-from posjax.schemes.pope import bounded
 from posjax.schemes.registry import make_scheme
 
 
@@ -61,15 +60,6 @@ def test_phases_start_where_they_are_told_to():
     assert not pope(delta_init="zero").delta[...].any()
     phases = np.asarray(pope().delta[...])
     assert phases.shape == (4, 8) and phases.min() > -2 * np.pi and phases.max() < 0 and phases.std() > 1
-
-
-def test_no_phase_gets_stuck():
-    # A clamp whose gradient is half or nothing at a bound, where the phases start, and nothing beyond it.
-    delta = jnp.array([-7.0, -2 * np.pi, -1.0, 0.0, 0.5])
-    np.testing.assert_allclose(bounded(delta), [-2 * np.pi, -2 * np.pi, -1.0, 0.0, 0.0], rtol=1e-6)
-    _, pullback = jax.vjp(bounded, delta)
-    np.testing.assert_array_equal(pullback(jnp.ones(5))[0], [0, 1, 1, 1, 1])
-    np.testing.assert_array_equal(pullback(-jnp.ones(5))[0], [-1, -1, -1, -1, 0])
 
 
 @pytest.mark.parametrize("check", [check for check in conformance.CHECKS if "gradients" in check.__name__ or
