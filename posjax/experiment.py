@@ -20,6 +20,7 @@ from posjax.schemes.positions import POLICIES
 from posjax.schemes.registry import make_scheme
 from posjax.schemes.temperature import TEMPERATURES
 from posjax.tasks.base import TASKS, Task, room
+from posjax.train.replicas import replica_mesh
 
 # JAX keys and counters hold 32 bits; a seed beyond would be cut without a word.
 _LARGEST = 2**31 - 1
@@ -46,6 +47,7 @@ class Experiment:
           ValueError: the first thing in the config that cannot work, with its value and what is allowed.
         """
         _check_numbers(config)
+        _check_mesh(config)
         task = _make(TASKS, config.task)
         train_policy, eval_policy = (make_policy(config, part) for part in ("train", "eval"))
         abstract = nnx.eval_shape(lambda: make_model(config, task.vocab_size, 0))
@@ -69,6 +71,18 @@ class Experiment:
     def apply(self, params, tokens, **kwargs):
         """Logits `[B, T, V]` of the decoder with `params`; see `Decoder.__call__`."""
         return nnx.merge(self.graphdef, params)(tokens, **kwargs)
+
+    @functools.cached_property
+    def mesh(self):
+        """The devices of the config's mesh. Raises `ValueError` where there are not so many."""
+        return replica_mesh(len(self.seeds), **self.config.mesh)
+
+    def clamped(self, params):
+        """`params` with those within their bounds that a scheme bounds (`Scheme.clamp_parameters`)."""
+        model = nnx.merge(self.graphdef, params)
+        for scheme in model.layers.schemes:
+            scheme.clamp_parameters()
+        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
     @functools.cached_property
     def attention_backend(self):
@@ -154,10 +168,11 @@ def _check_numbers(config):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{key} is {value}; it must be finite.")
     for key in ("num_seeds", "train.steps", "train.batch_size", "train.chunk_steps", "train.checkpoint_every",
-                "train.lengths.min", "eval.num_examples", "eval.every_num_examples"):
+                "train.lengths.min", "train.microbatches", "mesh.data", "mesh.sequence",
+                "eval.num_examples", "eval.every_num_examples"):
         if configs.get(config, key) < 1:
             raise UserError(f"{key} is {configs.get(config, key)}; it must be at least 1.")
-    for key in ("seed", "eval.every", "train.weight_decay"):
+    for key in ("seed", "mesh.replica", "eval.every", "train.weight_decay"):
         if configs.get(config, key) < 0:
             raise UserError(f"{key} is {configs.get(config, key)}; it must not be negative.")
     if config.seed + config.num_seeds > _LARGEST:
@@ -171,6 +186,15 @@ def _check_numbers(config):
     for key in ("train.beta1", "train.beta2"):
         if not 0 <= configs.get(config, key) < 1:
             raise UserError(f"{key} is {configs.get(config, key)}; it must be at least 0 and below 1.")
+
+
+def _check_mesh(config):
+    mesh, train = config.mesh, config.train
+    if mesh.replica and config.num_seeds % mesh.replica:
+        raise UserError(f"mesh.replica is {mesh.replica}, which does not divide num_seeds {config.num_seeds}.")
+    if train.batch_size % (mesh.data * train.microbatches):
+        raise UserError(f"train.batch_size {train.batch_size} does not divide by mesh.data {mesh.data} x train.microbatches "
+                        f"{train.microbatches}.")
 
 
 def _check_lengths(config, task, train_policy, eval_policy, max_length):

@@ -107,7 +107,7 @@ class Run:
         """
         from posjax.eval.extrapolation import Evaluator, check_eval_lengths
         from posjax.experiment import Experiment, make_policy
-        from posjax.train.replicas import place, replica_mesh, seeds_array
+        from posjax.train.replicas import place, seeds_array
         config = self._config_with(positions)
         # With the config's own evaluation lengths, the other policy need have no room for them.
         experiment = dataclasses.replace(Experiment.build(self.config), config=config, eval_policy=make_policy(config, "eval"))
@@ -117,7 +117,7 @@ class Run:
             raise UserError(f"num_examples is {num_examples}; it must be at least 1.")
         with RunDir.create(self.path, self._records.config) as records:
             step, params = self.params()
-            mesh = replica_mesh(len(experiment.seeds))
+            mesh = experiment.mesh
             evaluate = Evaluator(experiment, mesh)
             rows = evaluate(place(params, mesh), seeds_array(experiment.seeds, mesh), step, lengths, num_examples)
             records.append_evals(rows)

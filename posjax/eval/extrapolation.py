@@ -1,4 +1,5 @@
 """Held-out evaluation over a grid of lengths, a handful of compilations for any grid."""
+import dataclasses
 import functools
 
 import jax
@@ -9,7 +10,7 @@ import optax
 from posjax.errors import UserError
 from posjax.registry import described
 from posjax.tasks.base import room, stream_key
-from posjax.train.replicas import over_replicas
+from posjax.train.replicas import DATA, SEQUENCE, my_tokens, over_replicas, sequence_axis, whole
 
 # Tokens in flight: batches shrink as sequences grow, so that any length needs about the same memory. Small enough
 # that few examples waste little, and that a batch stays in a CPU's cache.
@@ -108,7 +109,7 @@ class Evaluator:
     @functools.cache  # noqa: B019 - lives as long as its evaluator, which a run holds
     def _scorer(self, size):
         """Sums over all batches, compiled once for a bucket: `[R]`, or `[R, T]` by place in the answer."""
-        experiment = self.experiment
+        experiment, mesh = self.experiment, self.mesh
         batch_size = max(1, _BATCH_TOKENS // experiment.task.sequence_length(size))
 
         def batch_sums(params, seed, number, length, num_tokens, index, num_examples, condition):
@@ -118,14 +119,16 @@ class Evaluator:
             positions = experiment.eval_policy.positions(position_key, batch.used, batch.tokens.shape[1], batch.positions)
             # Padding must not ask a learned table for rows that it lacks: their NaN would reach the sums. No answer sees it.
             positions = positions[..., jnp.minimum(jnp.arange(batch.tokens.shape[1]), num_tokens - 1)]
-            logits = experiment.apply(params, batch.tokens, positions=positions)
+            mine, own = my_tokens(dataclasses.replace(batch, positions=None), positions, mesh)
+            logits = experiment.apply(params, mine.tokens, positions=own, sequence_axis=sequence_axis(mesh))
             counted = number * batch_size + jnp.arange(batch_size) < num_examples
-            weights = batch.weights * counted[:, None]
-            right = (logits.argmax(-1) == batch.targets).astype(jnp.float32)
-            place = jnp.cumsum(batch.weights, axis=1).astype(jnp.int32) - 1
-            by_place = functools.partial(jax.ops.segment_sum, num_segments=batch.tokens.shape[1])
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
-            return {"exact": (((right == 1) | (batch.weights == 0)).all(1) & counted).sum(),
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, mine.targets)
+            right = (logits.argmax(-1) == mine.targets).astype(jnp.float32)
+            answer, right, losses = (whole(x, 1, SEQUENCE, mesh) for x in (mine.weights, right, losses))
+            weights = answer * counted[:, None]
+            place = jnp.cumsum(answer, axis=1).astype(jnp.int32) - 1
+            by_place = functools.partial(jax.ops.segment_sum, num_segments=answer.shape[1])
+            return {"exact": (((right == 1) | (answer == 0)).all(1) & counted).sum(),
                     "loss": (losses * weights).sum(),
                     "right": by_place((right * weights).ravel(), place.ravel()),
                     "count": by_place(weights.ravel(), place.ravel())}
@@ -137,6 +140,10 @@ class Evaluator:
             # The number of batches is traced, so that more examples need no new compilation.
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(batch, jnp.int32(0)))
             num_batches = (shared[3] + batch_size - 1) // batch_size
-            return jax.lax.fori_loop(0, num_batches, lambda n, sums: jax.tree.map(jnp.add, sums, batch(n)), zeros)
+            devices = mesh.shape[DATA]  # each takes every so many-th batch, whose examples its number alone decides
+            first = jax.lax.axis_index(DATA) if devices > 1 else 0
+            sums = jax.lax.fori_loop(0, (num_batches - first + devices - 1) // devices,
+                                     lambda n, sums: jax.tree.map(jnp.add, sums, batch(first + devices * n)), zeros)
+            return jax.lax.psum(sums, DATA) if devices > 1 else sums
         self.compilations += 1
-        return jax.jit(over_replicas(one, self.mesh, num_shared=5))
+        return jax.jit(over_replicas(one, mesh, num_shared=5))

@@ -21,7 +21,7 @@ from posjax.train.chunk import METRICS, init_state, make_chunk
 from posjax.train.curves import Curves
 from posjax.train.interrupt import Interrupted, deferred_signals
 from posjax.train.progress import Progress, duration
-from posjax.train.replicas import replica_mesh, seeds_array
+from posjax.train.replicas import seeds_array
 from posjax.train.speed import speed_record
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class _Training:
         self.experiment, self.run, self.checkpoints, self.stream = experiment, run, checkpoints, stream
         self.profile = profile
         self.config = experiment.config
-        self.mesh = replica_mesh(len(experiment.seeds))
+        self.mesh = experiment.mesh
         self.seeds = seeds_array(experiment.seeds, self.mesh)
         self.evaluate = Evaluator(experiment, self.mesh)
         self.step, self.seconds = 0, 0.0

@@ -5,9 +5,10 @@ import time
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from posjax.models.decoder import DTYPES
-from posjax.train.replicas import over_replicas, place
+from posjax.train.replicas import place
 
 _PEAK_SIZE = 1024
 
@@ -26,8 +27,9 @@ def step_flops(experiment):
 def matmul_peak(mesh, dtype):
     """FLOPs a second that the devices of a mesh reach together, each on products of 1024 x 1024 matrices; the best of five."""
     count = mesh.size
-    x = place(jnp.full((count, _PEAK_SIZE, _PEAK_SIZE), 1 / _PEAK_SIZE, DTYPES[dtype]), mesh)
-    product = jax.jit(over_replicas(lambda x: x @ (x @ x), mesh))
+    x = place(jnp.full((count, _PEAK_SIZE, _PEAK_SIZE), 1 / _PEAK_SIZE, DTYPES[dtype]), mesh, *mesh.axis_names)
+    over_all = PartitionSpec(mesh.axis_names)
+    product = jax.jit(jax.shard_map(lambda x: x @ (x @ x), mesh=mesh, in_specs=over_all, out_specs=over_all))
     product(x).block_until_ready()
     times = []
     for _ in range(5):

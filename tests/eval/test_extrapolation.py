@@ -47,7 +47,7 @@ def rows_of(parts, lengths, num_examples):
 def with_apply(experiment, apply):
     """An experiment with another decoder: `apply(params, tokens) -> logits`."""
     kept = {name: getattr(experiment, name) for name in ("task", "eval_policy", "config", "max_length")}
-    return types.SimpleNamespace(**kept, apply=lambda params, tokens, positions: apply(params, tokens))
+    return types.SimpleNamespace(**kept, apply=lambda params, tokens, **where: apply(params, tokens))
 
 
 def knowing(tokens, vocab_size=9):
