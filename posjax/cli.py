@@ -132,6 +132,11 @@ def make_parser():
     train.add_argument("--workdir", help="run directory (default: runs/NAME, named by the config)")
     train.add_argument("--profile", action="store_true", help="write a trace of one chunk of steps, for TensorBoard or Perfetto")
     imports(train)
+    several = train.add_argument_group("several processes", "of one run, on one machine or more, started with the same command; "
+                                       "under srun or mpirun they find each other without these")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="of the first process, where the others reach it")
+    several.add_argument("--num_processes", type=int, help="how many there are")
+    several.add_argument("--process_id", type=int, help="which of them this is, from 0")
 
     evaluate = add("eval", eval_command, "Evaluate a trained run at more lengths, without training.")
     evaluate.add_argument("run", metavar="RUN", help="run directory")
@@ -212,9 +217,11 @@ def train_command(arguments, overrides):
     from posjax import config as configs
     from posjax import runs
     from posjax.io.compile_cache import use_compile_cache
+    from posjax.train import processes
     config = configs.load_config(arguments.config, arguments.imports, **overrides)
-    use_cpu_devices(config.num_seeds)
+    use_cpu_devices(config, arguments.num_processes or processes.num_tasks())
     use_compile_cache()
+    processes.join(arguments.coordinator, arguments.num_processes, arguments.process_id)
     command = shlex.join(train_words(arguments.config, overrides, arguments.imports, arguments.workdir))
     runs.run(config, arguments.workdir, command=command, profile=arguments.profile)
 
@@ -227,15 +234,20 @@ def train_words(config, overrides, imports, workdir):
     return words + ([f"--workdir={workdir}"] if workdir else [])
 
 
-def use_cpu_devices(num_seeds):
-    """Splits the CPU into virtual devices for the seeds, as evenly as its cores allow; must come before jax starts.
+def use_cpu_devices(config, num_processes=1):
+    """Splits the CPU into virtual devices for the config's mesh; must come before jax starts.
 
-    Harmless where there is an accelerator, and where the user or a caller has set the number already.
+    For the replicas as many as its cores allow and divide them evenly, unless the mesh asks for another number. Harmless where
+    there is an accelerator, and where the user or a caller has set the number already.
     """
     import jax
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    mesh, replicas = config.mesh, config.num_seeds
+    shared = max(1, mesh.data * mesh.sequence)
+    replica = mesh.replica or max(n for n in range(1, max(1, cores // shared) + 1) if replicas % n == 0)
+    count = -(-replica * shared // num_processes)
     if jax.config.jax_num_cpu_devices < 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", max(n for n in range(1, cores + 1) if num_seeds % n == 0))
+        jax.config.update("jax_num_cpu_devices", max(1, count))
 
 
 def eval_command(arguments, _):
@@ -249,7 +261,7 @@ def eval_command(arguments, _):
     except ValueError:
         raise UserError(f"--lengths={arguments.lengths} cannot be read; give numbers with commas, as 64,128,256.") from None
     run = runs.load_run(arguments.run)
-    use_cpu_devices(run.config.num_seeds)
+    use_cpu_devices(run.config)
     use_compile_cache()
     rows = run.evaluate(lengths, arguments.num_examples, positions=arguments.policy)
     print(f"{len(rows)} records added to {run.path / 'evals.jsonl'}.")

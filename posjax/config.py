@@ -38,7 +38,8 @@ def default_config(scheme="rope", task="copy"):
                    "other": _named("layers.other", "nope"), "other_temperature": _named("layers.other_temperature", "none")},
         "task": _named("task", task),
         "positions": {"train": _named("positions.train", "sequential"), "eval": _named("positions.eval", "sequential")},
-        "model": {"width": 64, "depth": 2, "num_heads": 4, "head_dim": None, "mlp_ratio": 4.0, "dtype": "float32", "remat": False},
+        "model": {"width": 64, "depth": 2, "num_heads": 4, "head_dim": None, "mlp_ratio": 4.0, "dtype": "float32",
+                  "remat": False},
         # Devices over the replicas (0: as many as serve), the rows of a batch, and the tokens of a sequence.
         "mesh": {"replica": 0, "data": 1, "sequence": 1},
         "train": {

@@ -4,12 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from posjax.errors import UserError
 from posjax.registry import described
 from posjax.tasks.base import room, stream_key
+from posjax.train.processes import fetch
 from posjax.train.replicas import DATA, SEQUENCE, my_tokens, over_replicas, sequence_axis, whole
 
 # Tokens in flight: batches shrink as sequences grow, so that any length needs about the same memory. Small enough
@@ -82,7 +82,7 @@ class Evaluator:
         experiment = self.experiment
         num_tokens = experiment.task.sequence_length(length) - 1
         head = [{"step": step, "seed": int(seed), "length": length, "condition": condition, "num_examples": num_examples,
-                 "positions": described(experiment.config.positions.eval)} for seed in np.asarray(seeds)]
+                 "positions": described(experiment.config.positions.eval)} for seed in fetch(seeds)]
         span = experiment.eval_policy.span(room(experiment.task, experiment.eval_policy, length))
         if experiment.max_length is not None and span > experiment.max_length:
             status = f"no row past max_length {experiment.max_length}"
@@ -92,7 +92,7 @@ class Evaluator:
         condition = {name: jnp.float32(value) for name, value in condition.items()}
         sums = self._scorer(size)(
             (params, seeds), jnp.int32(length), jnp.int32(num_tokens), jnp.int32(index), jnp.int32(num_examples), condition)
-        sums = jax.tree.map(np.asarray, sums)
+        sums = fetch(sums)
         rows = []
         for r, row in enumerate(head):
             shown = sums["count"][r] > 0

@@ -112,7 +112,8 @@ class Checkpoints:
             directory = self.directory
             context = v1.Context()
             # A closure: orbax deep-copies its options, and would copy the object of a bound method.
-            context.asynchronous.post_finalization_callback = lambda: _seal_all(directory)
+            # Of several processes the first seals, once all have written.
+            context.asynchronous.post_finalization_callback = lambda: jax.process_index() or _seal_all(directory)
             self._writer = v1.training.Checkpointer(
                 self.directory,
                 context=context,

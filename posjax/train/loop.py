@@ -1,5 +1,6 @@
 """The host's side of training: between chunks it logs, evaluates, saves, and lets itself be interrupted."""
 import contextlib
+import io
 import logging
 import pathlib
 import shlex
@@ -15,11 +16,11 @@ from posjax.eval.statistics import evaluated_positions
 from posjax.experiment import Experiment
 from posjax.io.checkpoints import Checkpoints
 from posjax.io.environment import environment_record
-from posjax.io.run_dir import RunDir
 from posjax.registry import beside_scheme, described
 from posjax.train.chunk import METRICS, init_state, make_chunk
 from posjax.train.curves import Curves
 from posjax.train.interrupt import Interrupted, deferred_signals
+from posjax.train.processes import Silent, fetch, is_first, largest, open_run
 from posjax.train.progress import Progress, duration
 from posjax.train.replicas import seeds_array
 from posjax.train.speed import speed_record
@@ -54,11 +55,12 @@ def train(config, workdir, *, command=None, stream=None, profile=False):
       Diverged: a loss is not finite. The directory then says so (FAILED); the same call starts from its last checkpoint.
       Interrupted: SIGINT or SIGTERM came; the state is saved.
     """
-    stream = stream or sys.stderr
+    stream = (stream or sys.stderr) if is_first() else io.StringIO()
     experiment = Experiment.build(config)
+    experiment.mesh  # noqa: B018 - refused, where there are not so many devices, before anything is written
     own = f"--config={pathlib.Path(workdir) / 'config.json'}"
     command = command or shlex.join(["posjax", "train", own, f"--workdir={workdir}"])
-    with RunDir.create(workdir, configs.to_json(config)) as run:
+    with open_run(workdir, configs.to_json(config)) as run:
         if run.done is not None:
             if not (missing := missing_records(experiment, run.evals())):
                 stream.write(f"{workdir} is finished: {config.train.steps} steps. Nothing to do.\n")
@@ -99,7 +101,7 @@ class _Training:
         resumed = self._restore()
         if resumed is None or not run.environment:
             run.write_environment(environment_record(command))
-        self.curves = Curves(run, self.config, resumed)
+        self.curves = Curves(run, self.config, resumed) if is_first() else Silent()
         # A run's tokens are counted as fed to the model, padding included: that is what the time goes to.
         tokens = len(experiment.seeds) * self.config.train.batch_size * experiment.train_tokens
         self.progress = Progress(self.config.train.steps, self.step, tokens, stream=stream)
@@ -149,7 +151,8 @@ class _Training:
                     self._record(*pending)
                 self.step += count
                 pending = (self.step, count, metrics, started)
-                signum = interrupt.signum  # once: a signal that comes from here on must not save what is not recorded
+                # Once: a signal that comes from here on must not save what is not recorded. Whichever process it reached.
+                signum = largest(interrupt.signum or 0)
                 due = self.step % train.checkpoint_every == 0 or self.step == train.steps
                 evaluate = every and self.step % every == 0 and self.step < train.steps
                 if due or evaluate or signum:
@@ -187,7 +190,8 @@ class _Training:
 
     def _record(self, step, count, metrics, started):
         """Reads a chunk's metrics, which waits for it, and logs them; stops at a loss that is not finite."""
-        values = {name: np.asarray(metrics[name])[:, :count] for name in METRICS}
+        metrics = fetch(metrics)
+        values = {name: metrics[name][:, :count] for name in METRICS}
         now = time.monotonic()
         seconds = now - max(started, self.last_read)  # chunks overlap: one computes from when the one before is done
         self.last_read, self.seconds = now, self.seconds + seconds
@@ -196,7 +200,7 @@ class _Training:
             where = int(np.argmin(finite.all(0)))
             last = _metrics_text(values, step - count, where - 1) if where else self.last_finite
             raise self._diverged("The loss or its gradient is not finite at", step - count + where + 1, finite[:, where], last)
-        if not (finite := np.asarray(metrics["finite"])).all():
+        if not (finite := metrics["finite"]).all():
             last = _metrics_text(values, step - count, count - 1)
             raise self._diverged("The parameters are not finite after", step, finite, last)
         tokens = len(self.experiment.seeds) * self.config.train.batch_size * self.experiment.train_tokens

@@ -1,8 +1,10 @@
 """Where a run computes: a mesh of devices over replicas, rows of a batch, and tokens of a sequence."""
+import itertools
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from posjax.errors import UserError
@@ -32,16 +34,25 @@ def replica_mesh(num_replicas, *, replica=0, data=1, sequence=1):
     if not most or replica > most:
         asked = " x ".join(f"mesh.{name} {number}" for name, number in
                            (("replica", max(replica, 1)), ("data", data), ("sequence", sequence)))
-        raise UserError(f"{asked} needs {max(replica, 1) * data * sequence} devices; there are {len(devices)} of {jax.default_backend()}.")
+        raise UserError(f"{asked} needs {max(replica, 1) * data * sequence} devices; there are {len(devices)} of "
+                        f"{jax.default_backend()}.")
     if not replica:
         replica = max(n for n in range(1, min(num_replicas, most) + 1) if num_replicas % n == 0)
     shape = (replica, data, sequence)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=_spread(devices, math.prod(shape)))
+    chosen = _spread(devices, math.prod(shape))
+    if idle := {device.process_index for device in devices} - {device.process_index for device in chosen}:
+        raise UserError(f"A mesh of replica {replica} x data {data} x sequence {sequence} devices leaves process "
+                        f"{min(idle)} of {jax.process_count()} without one: choose mesh.data or mesh.replica "
+                        "so that all have work.")
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=chosen)
 
 
 def _spread(devices, count):
     """The first `count` devices, taken in turn from each process, in the order of processes."""
-    in_turn = sorted(devices, key=lambda device: (device.local_hardware_id or 0, device.process_index, device.id))
+    by_process = {}
+    for device in sorted(devices, key=lambda device: device.id):
+        by_process.setdefault(device.process_index, []).append(device)
+    in_turn = [device for one_each in itertools.zip_longest(*by_process.values()) for device in one_each if device is not None]
     return sorted(in_turn[:count], key=lambda device: (device.process_index, device.id))
 
 
@@ -104,4 +115,4 @@ def place(tree, mesh, *axes):
 
 def seeds_array(seeds, mesh):
     """uint32 `[R]` over the mesh."""
-    return place(jnp.asarray(seeds, jnp.uint32), mesh)
+    return place(np.asarray(seeds, np.uint32), mesh)

@@ -40,7 +40,7 @@ def matmul_peak(mesh, dtype):
 
 
 def memory_bytes(devices):
-    """The most memory that was in use: of the devices where they tell, else of this process."""
+    """The most memory that was in use: of the devices, of this process, where they tell, else of this process itself."""
     stats = [device.memory_stats() or {} for device in devices]  # None of a CPU
     if all("peak_bytes_in_use" in found for found in stats):
         return sum(found["peak_bytes_in_use"] for found in stats)
@@ -53,6 +53,7 @@ def speed_record(experiment, mesh, *, steps, seconds):
 
     `model_flop_utilisation` is the share of `matmul_peak`, measured now, that the model FLOPs of a step took.
     """
+    own = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     peak = matmul_peak(mesh, experiment.config.model.dtype)
     replicas = len(experiment.seeds)
     flops = replicas * step_flops(experiment)
@@ -60,5 +61,5 @@ def speed_record(experiment, mesh, *, steps, seconds):
     return {
         "tokens_per_second": steps * tokens / seconds, "step_seconds": seconds / steps, "step_flops": flops,
         "matmul_flops_per_second": peak, "model_flop_utilisation": steps * flops / seconds / peak,
-        "peak_memory_bytes": memory_bytes(mesh.devices.flat),
+        "peak_memory_bytes": memory_bytes(own),
     }

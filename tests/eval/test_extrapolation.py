@@ -144,7 +144,7 @@ def test_the_decoder_gets_the_positions_of_the_policy(policy):
         return 30.0 * jax.nn.one_hot(jnp.take_along_axis(tokens, found.argmax(-1), 1), 9)
     experiment, params, _ = made(task="reverse", positions__eval=policy)
     kept = {name: getattr(experiment, name) for name in ("task", "eval_policy", "config", "max_length")}
-    evaluate = Evaluator(types.SimpleNamespace(**kept, apply=lambda params, tokens, positions: apply(
+    evaluate = Evaluator(types.SimpleNamespace(**kept, apply=lambda params, tokens, positions, **where: apply(
         params, tokens, jnp.broadcast_to(positions, tokens.shape))), MESH)
     for row in rows_of((experiment, params, evaluate), (4, 9), 20):
         assert row["exact_match"] == (1.0 if policy == "coupled" else pytest.approx(0.0, abs=0.2))

@@ -1,6 +1,4 @@
 """PoPE: its definition in float64, its phases, and that none of them gets stuck."""
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx

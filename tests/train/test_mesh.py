@@ -20,8 +20,8 @@ SIZES = {"num_seeds": 1, "train.batch_size": 8, "train.chunk_steps": STEPS, "mod
 def trained(scheme="rope", positions="sequential", dtype="float32", **more):
     """Losses and final parameters of a few steps, and the evaluation of those parameters."""
     own = {"scheme.max_length": 64} if scheme == "learned" else {}
-    experiment = Experiment.build(tiny.config(scheme, **SIZES | own | {
-        "positions.train.name": positions, "model.dtype": dtype, **{key.replace("__", "."): value for key, value in more.items()}}))
+    own |= {"positions.train.name": positions, "model.dtype": dtype}
+    experiment = Experiment.build(tiny.config(scheme, **SIZES | own | {key.replace("__", "."): more[key] for key in more}))
     mesh = experiment.mesh
     seeds = seeds_array(experiment.seeds, mesh)
     chunk = chunks.make_chunk(experiment, mesh)
