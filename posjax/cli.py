@@ -65,8 +65,8 @@ def parse(argv):
             if not equals and (value := next(words, None)) is None:
                 raise UserError(f"{prefix}{key} needs a value: {prefix}{key}=VALUE.")
             values[prefix][key] = value
-            if prefix == "--config." and key == "imports":
-                raise UserError("imports is set with --import=MODULE_OR_FILE.")
+            if prefix == "--config." and key in ("imports", "vary"):
+                raise UserError(f"{key} is set with --{'import=MODULE_OR_FILE' if key == 'imports' else 'vary=KEY=V,V'}.")
         else:
             rest.append(word)
     if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
@@ -85,6 +85,8 @@ def parse(argv):
         raise UserError("--config=FILE is missing, as --config=configs/copy.py:rope.")
     if overrides and not hasattr(arguments, "config"):
         raise UserError(f"--config.{next(iter(overrides))} is only for train and sweep.")
+    if varied := getattr(arguments, "vary", None):
+        overrides["vary"] = tuple(varied)
     if (policy := values["--positions."]) and not hasattr(arguments, "positions"):
         raise UserError(f"--positions.{next(iter(policy))} is only for eval.")
     if getattr(arguments, "positions", None) is not None:
@@ -127,10 +129,16 @@ def make_parser():
         sub.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE_OR_FILE",
                          help="import your own schemes or tasks first; repeatable")
 
+    def vary(sub):
+        sub.add_argument("--vary", action="append", default=[], metavar="KEY=V,V",
+                         help="train with each of these values, as replicas of one run, in every combination; repeatable: "
+                         "train.learning_rate=0.003,0.01 or any real number of the optimiser or the scheme")
+
     train = add("train", train_command, "Train one config and evaluate it; the same command again resumes.", epilog=EPILOG)
     train.add_argument("--config", metavar="FILE[:ARG]", help="as configs/copy.py:rope, or a run's config.json")
     train.add_argument("--workdir", help="run directory (default: runs/NAME, named by the config)")
     train.add_argument("--profile", action="store_true", help="write a trace of one chunk of steps, for TensorBoard or Perfetto")
+    vary(train)
     imports(train)
 
     evaluate = add("eval", eval_command, "Evaluate a trained run at more lengths, without training.")
@@ -146,6 +154,7 @@ def make_parser():
     sweep.add_argument("--dry_run", action="store_true", help="list the runs and their state, run nothing")
     sweep.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its share of the cores (default 1)")
     sweep.add_argument("--keep_going", action="store_true", help="go on past a failed run")
+    vary(sweep)
     imports(sweep)
 
     report = add("report", report_command, "Make one self-contained HTML file, and the table, from run records.")
@@ -164,6 +173,8 @@ def make_parser():
     inspect.add_argument("--head", type=int, default=0, help="of the map (default 0)")
     inspect.add_argument("--layer", type=int, help="of a run (default 0)")
     inspect.add_argument("--seed", type=int, help="of what is learned, or of the run (default: 0, or the run's first)")
+    inspect.add_argument("--variant", action="append", metavar="KEY=V",
+                         help="of a run with --vary: which of its variants, by its values; repeatable")
     inspect.add_argument("--out", help="the PNG file (default inspect_SCHEME.png); the numbers are written beside it")
     imports(inspect)
     inspect.set_defaults(hyper={})
@@ -212,8 +223,9 @@ def train_command(arguments, overrides):
     from posjax import config as configs
     from posjax import runs
     from posjax.io.compile_cache import use_compile_cache
+    from posjax.variants import num_replicas
     config = configs.load_config(arguments.config, arguments.imports, **overrides)
-    use_cpu_devices(config.num_seeds)
+    use_cpu_devices(num_replicas(config))
     use_compile_cache()
     command = shlex.join(train_words(arguments.config, overrides, arguments.imports, arguments.workdir))
     runs.run(config, arguments.workdir, command=command, profile=arguments.profile)
@@ -223,25 +235,27 @@ def train_words(config, overrides, imports, workdir):
     """The command that makes this run again, as a list of words."""
     words = ["posjax", "train", f"--config={config}"]
     words += [f"--import={name}" for name in imports]
-    words += [f"--config.{key}={value}" for key, value in overrides.items()]
+    words += [f"--config.{key}={value}" for key, value in overrides.items() if key != "vary"]
+    words += [f"--vary={entry}" for entry in overrides.get("vary", ())]
     return words + ([f"--workdir={workdir}"] if workdir else [])
 
 
-def use_cpu_devices(num_seeds):
-    """Splits the CPU into virtual devices for the seeds, as evenly as its cores allow; must come before jax starts.
+def use_cpu_devices(num_replicas):
+    """Splits the CPU into virtual devices for the replicas, as evenly as its cores allow; must come before jax starts.
 
     Harmless where there is an accelerator, and where the user or a caller has set the number already.
     """
     import jax
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if jax.config.jax_num_cpu_devices < 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", max(n for n in range(1, cores + 1) if num_seeds % n == 0))
+        jax.config.update("jax_num_cpu_devices", max(n for n in range(1, cores + 1) if num_replicas % n == 0))
 
 
 def eval_command(arguments, _):
     from posjax import runs
     from posjax.io.compile_cache import use_compile_cache
     from posjax.report.records import find_runs
+    from posjax.variants import num_replicas
     if arguments.lengths is None:
         raise UserError("--lengths is missing, as --lengths=64,128,256.")
     try:
@@ -249,7 +263,7 @@ def eval_command(arguments, _):
     except ValueError:
         raise UserError(f"--lengths={arguments.lengths} cannot be read; give numbers with commas, as 64,128,256.") from None
     run = runs.load_run(arguments.run)
-    use_cpu_devices(run.config.num_seeds)
+    use_cpu_devices(num_replicas(run.config))
     use_compile_cache()
     rows = run.evaluate(lengths, arguments.num_examples, positions=arguments.policy)
     print(f"{len(rows)} records added to {run.path / 'evals.jsonl'}.")
@@ -298,7 +312,7 @@ def inspect_command(arguments, _):
     from posjax import config as configs
     from posjax.inspection.command import inspect_to_files
     configs.import_modules(arguments.imports)
-    names = ("num_heads", "head_dim", "layer", "seed", "train_length", "length", "head", "out")
+    names = ("num_heads", "head_dim", "layer", "seed", "variant", "train_length", "length", "head", "out")
     options = {name: getattr(arguments, name) for name in names}
     figure, numbers = inspect_to_files(arguments.scheme, arguments.hyper, **options)
     print(f"Figure: {figure}")

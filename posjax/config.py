@@ -30,6 +30,8 @@ def default_config(scheme="rope", task="copy"):
     config = ConfigDict({
         "seed": 0,
         "num_seeds": 3,
+        # "KEY=V,V" of real numbers of the optimiser or the scheme, all combinations as replicas of one run (`posjax.variants`).
+        "vary": (),
         "imports": (),
         "scheme": _named("scheme", scheme),
         "temperature": _named("temperature", "none"),
@@ -265,6 +267,8 @@ def _set(config, key, value):
 def convert(key, value, old):
     """`value` in the type of `old`; strings, as a command line gives them, are read first."""
     given = value
+    if key == "vary" and isinstance(value, str):
+        return (value,)
     if isinstance(value, str) and isinstance(old, float) and value.lower().lstrip("+-") in ("nan", "inf", "infinity"):
         raise UserError(f"{key}={given!r} is not finite.")
     if isinstance(value, str) and not isinstance(old, str):

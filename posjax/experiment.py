@@ -1,11 +1,13 @@
 """What a config describes, built and checked: the task, the policies, the model and the optimiser."""
 import dataclasses
 import functools
+import json
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -16,10 +18,13 @@ from posjax.models.decoder import DTYPES, Decoder, DecoderConfig
 from posjax.ops.attention import choose
 from posjax.schemes.attend import attend_call
 from posjax.schemes.layers import make_layers
+from posjax.schemes.one_of import one_of, pick
 from posjax.schemes.positions import POLICIES
 from posjax.schemes.registry import make_scheme
 from posjax.schemes.temperature import TEMPERATURES
 from posjax.tasks.base import TASKS, Task, room
+from posjax.variants import configured
+from posjax.variants import variants as variants_of
 
 # JAX keys and counters hold 32 bits; a seed beyond would be cut without a word.
 _LARGEST = 2**31 - 1
@@ -27,14 +32,18 @@ _LARGEST = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-    """A config with everything that it names. Made by `Experiment.build`, which refuses what cannot run."""
+    """A config with everything that it names. Made by `Experiment.build`, which refuses what cannot run.
+
+    Its replicas are trained side by side: those of the first variant with each seed, then those of the next. What tells one from
+    another is data (`replica_values`), so that one program serves all, and any other learning rate too.
+    """
     config: Any
     task: Task
     train_policy: Any
     eval_policy: Any
-    optimiser: optax.GradientTransformation
-    schedule: Any
-    graphdef: nnx.GraphDef
+    variants: tuple     # dicts of config values, see `posjax.variants`; one empty dict where nothing is varied
+    schemes: tuple      # of the schemes' settings that the variants have, each once: (config, graphdef of its decoder)
+    scheme_of: tuple    # for each variant, the index of its scheme's settings
     max_length: int | None
     num_params: int
 
@@ -45,30 +54,98 @@ class Experiment:
         Raises:
           ValueError: the first thing in the config that cannot work, with its value and what is allowed.
         """
-        _check_numbers(config)
+        variants = variants_of(config)
+        alone = [configured(config, variant) for variant in variants]
+        for own in alone:
+            _check_numbers(own)
         task = _make(TASKS, config.task)
+        settings = [json.dumps(own.scheme.to_dict(), sort_keys=True) for own in alone]
+        schemes = {key: (own, nnx.eval_shape(lambda own=own: make_model(own, task.vocab_size, 0)))
+                   for key, own in dict(zip(settings, alone)).items()}
         train_policy, eval_policy = (make_policy(config, part) for part in ("train", "eval"))
-        abstract = nnx.eval_shape(lambda: make_model(config, task.vocab_size, 0))
-        graphdef, params = nnx.split(abstract)
-        max_length = abstract.layers.max_length
-        _check_lengths(config, task, train_policy, eval_policy, max_length)
-        schedule = _schedule(config.train)
-        return cls(config=config, task=task, train_policy=train_policy, eval_policy=eval_policy, schedule=schedule,
-                   optimiser=_optimiser(config.train, schedule), graphdef=graphdef, max_length=max_length,
-                   num_params=sum(leaf.size for leaf in jax.tree.leaves(params)))
+        first = next(iter(schemes.values()))[1]
+        _check_lengths(config, task, train_policy, eval_policy, first.layers.max_length)
+        experiment = cls(
+            config=config, task=task, train_policy=train_policy, eval_policy=eval_policy, variants=variants,
+            schemes=tuple((own, nnx.graphdef(model)) for own, model in schemes.values()),
+            scheme_of=tuple(map(list(schemes).index, settings)), max_length=first.layers.max_length,
+            num_params=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(first))))
+        if len(schemes) > 1:
+            experiment._check_one_program()
+        return experiment
+
+    def _check_one_program(self):
+        """Traces a decoder whose scheme nobody knows, which is what a step computes with."""
+        def traced(scheme):
+            return self.apply(self.init(0, scheme), jnp.zeros((1, 2), jnp.int32), scheme=scheme)
+        try:
+            jax.eval_shape(traced, jnp.int32(0))
+        except UserError as error:
+            keys = [key for key in self.variants[0] if key.startswith("scheme.")]
+            raise UserError(f"{' and '.join(keys)} cannot be varied within a run: {error}. A sweep can vary "
+                            f"{'it' if len(keys) == 1 else 'them'}.") from None
 
     @property
     def seeds(self):
-        """The replicas: as many seeds as the config asks for, from its first."""
+        """As many seeds as the config asks for, from its first."""
         return tuple(range(self.config.seed, self.config.seed + self.config.num_seeds))
 
-    def init(self, seed):
-        """Parameters of one replica, a nested dict of float32 arrays; `seed` may be traced."""
-        return nnx.to_pure_dict(nnx.state(make_model(self.config, self.task.vocab_size, seed), nnx.Param))
+    @property
+    def replicas(self):
+        """`(seed, variant)` of each replica."""
+        return tuple((seed, variant) for variant in self.variants for seed in self.seeds)
 
-    def apply(self, params, tokens, **kwargs):
-        """Logits `[B, T, V]` of the decoder with `params`; see `Decoder.__call__`."""
-        return nnx.merge(self.graphdef, params)(tokens, **kwargs)
+    def replica_values(self):
+        """All that tells replicas apart, as numpy arrays with a leading axis over them.
+
+        "seed" uint32; "scheme" int32, the index of the scheme's settings; "optimiser", see `optimiser_numbers`.
+        """
+        def each(values):
+            return np.repeat(values, len(self.seeds))
+        numbers = [optimiser_numbers(configured(self.config, variant).train) for variant in self.variants]
+        return {"seed": np.tile(np.asarray(self.seeds, np.uint32), len(self.variants)),
+                "scheme": each(np.asarray(self.scheme_of, np.int32)),
+                "optimiser": jax.tree.map(lambda *values: each(np.stack(values)), *numbers)}
+
+    def init(self, seed, scheme=0):
+        """Parameters of one replica, a nested dict of float32 arrays; `seed`, and `scheme` as in `apply`, may be traced."""
+        def drawn(own):
+            return nnx.to_pure_dict(nnx.state(make_model(own, self.task.vocab_size, seed), nnx.Param))
+        if isinstance(scheme, int):
+            return drawn(self.schemes[scheme][0])
+        # Only what a scheme learns can depend on its settings.
+        params = [drawn(own) for own, _ in self.schemes]
+        layers = {"layers": pick(scheme, [p["layers"] for p in params])} if "layers" in params[0] else {}
+        return params[0] | layers
+
+    def model(self, params, scheme=0):
+        """The decoder with `params`, under the scheme's settings of index `scheme`: an int, or int32 and perhaps traced."""
+        if isinstance(scheme, int):
+            return nnx.merge(self.schemes[scheme][1], params)
+        model, *others = (nnx.merge(graphdef, params) for _, graphdef in self.schemes)
+        for n, schemes in enumerate(zip(model.layers.schemes, *(other.layers.schemes for other in others))):
+            # Settings may matter to the start alone.
+            if any(nnx.graphdef(other) != nnx.graphdef(schemes[0]) for other in schemes[1:]):
+                model.layers.schemes[n] = one_of(schemes, scheme)
+        return model
+
+    def apply(self, params, tokens, *, scheme=0, **kwargs):
+        """Logits `[B, T, V]` of the decoder with `params`; see `model` and `Decoder.__call__`."""
+        return self.model(params, scheme)(tokens, **kwargs)
+
+    def schedule(self, numbers):
+        """The learning rate as a function of the step; `numbers` are those of a replica, or of several, along an axis."""
+        return functools.partial(learning_rate, numbers, self.config.train.steps)
+
+    def optimiser(self, numbers):
+        """AdamW with its decay on every parameter, as the `numbers` of a replica say, which may be traced.
+
+        Sparing norms, token vectors and what a scheme learns was tried: of two seeds of the learned table none then fits (exact
+        match 0.50 at length 16), of three with the decay two do.
+        """
+        return optax.chain(optax.clip_by_global_norm(numbers["clip_norm"]),
+                           optax.adamw(self.schedule(numbers), b1=numbers["beta1"], b2=numbers["beta2"],
+                                       weight_decay=numbers["weight_decay"]))
 
     @functools.cached_property
     def attention_backend(self):
@@ -133,18 +210,24 @@ def _hyper(section):
     return {key: value for key, value in section.items() if key != "name"}
 
 
-def _schedule(train):
-    """Linear warm-up, then a cosine down to a fraction of the peak."""
-    warmup = max(1, round(train.warmup_fraction * train.steps))
-    return optax.warmup_cosine_decay_schedule(  # the cosine has at least a step, even if the run ends before it
-        0.0, train.learning_rate, warmup, max(warmup + 1, train.steps), train.learning_rate * train.final_lr_fraction)
+def optimiser_numbers(train):
+    """What a config's section "train" says to the optimiser and its schedule: float32 numbers, and int32 steps of the warm-up.
+
+    Traced like this in every run, they compute the same whatever replicas stand beside.
+    """
+    numbers = {"peak": train.learning_rate, "end": train.learning_rate * train.final_lr_fraction, "beta1": train.beta1,
+               "beta2": train.beta2, "weight_decay": train.weight_decay, "clip_norm": train.clip_norm}
+    return {"warmup": np.int32(max(1, round(train.warmup_fraction * train.steps))),
+            **{name: np.float32(value) for name, value in numbers.items()}}
 
 
-def _optimiser(train, schedule):
-    """AdamW with its decay on every parameter. Sparing norms, token vectors and what a scheme learns was tried: of two
-    seeds of the learned table none then fits (exact match 0.50 at length 16), of three with the decay two do."""
-    return optax.chain(optax.clip_by_global_norm(train.clip_norm),
-                       optax.adamw(schedule, b1=train.beta1, b2=train.beta2, weight_decay=train.weight_decay))
+def learning_rate(numbers, steps, step):
+    """Linear warm-up to the peak, then a cosine down to the end; the cosine has a step even if the run ends before it."""
+    peak, end, warmup = (numbers[name] for name in ("peak", "end", "warmup"))
+    step = jnp.asarray(step, jnp.int32)
+    rising = peak * (step / warmup)
+    share = jnp.clip((step - warmup) / jnp.maximum(steps - warmup, 1), 0, 1)
+    return jnp.where(step < warmup, rising, end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * share)))
 
 
 def _check_numbers(config):

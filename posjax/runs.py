@@ -7,6 +7,7 @@ import pathlib
 from posjax import config as configs
 from posjax.errors import UserError
 from posjax.io.run_dir import RunDir
+from posjax.variants import evals_of, find, recorded_config, variants
 
 
 def run_name(config):
@@ -62,29 +63,40 @@ class Run:
         """The raw records of evaluation, a dict for each step, seed, length and condition."""
         return self._records.evals()
 
-    def summary(self, *, positions=None):
-        """The result over seeds, a `posjax.eval.statistics.Summary`, under `positions` as in `evaluate`."""
+    @property
+    def variants(self):
+        """The variants of the run, dicts of the values that differ between its replicas; one empty dict where none do."""
+        return variants(self.config)
+
+    def summary(self, *, positions=None, variant=None):
+        """The result over seeds, a `posjax.eval.statistics.Summary`, under `positions` as in `evaluate`.
+
+        `variant` has values of the variant that is meant, as `{"train.learning_rate": 0.01}`: as many as tell it from the others.
+        """
         from posjax.eval.statistics import evaluated_positions, summarize
-        return summarize(self.evals(), self._records.config, finished=self.done is not None, failed=self._records.failed,
+        variant = find(self.variants, variant)
+        return summarize(evals_of(self.evals(), variant), recorded_config(self._records.config, variant),
+                         finished=self.done is not None, failed=self._records.failed,
                          positions=evaluated_positions(configs.to_json(self._config_with(positions))))
 
     def params(self):
-        """`(step, params)` of the latest checkpoint; every leaf has a leading axis over seeds."""
+        """`(step, params)` of the latest checkpoint; every leaf has a leading axis over replicas: variants, and in them seeds."""
         from posjax.io.checkpoints import restore_params
         return restore_params(self._records.checkpoint_dir)
 
-    def model(self, seed=None):
-        """The trained `Decoder` of one seed (None: the first), ready to call."""
+    def model(self, seed=None, *, variant=None):
+        """The trained `Decoder` of one seed (None: the first), and `variant` as in `summary`, ready to call."""
         import jax
-        from flax import nnx
 
         from posjax.experiment import Experiment
         experiment = Experiment.build(self.config)
+        variant = find(experiment.variants, variant)
         seed = experiment.seeds[0] if seed is None else seed
         if seed not in experiment.seeds:
             raise UserError(f"The run has no seed {seed}; it has {', '.join(map(str, experiment.seeds))}.")
-        index = experiment.seeds.index(seed)
-        return nnx.merge(experiment.graphdef, jax.tree.map(lambda leaf: leaf[index], self.params()[1]))
+        index = experiment.replicas.index((seed, variant))
+        scheme = experiment.scheme_of[experiment.variants.index(variant)]
+        return experiment.model(jax.tree.map(lambda leaf: leaf[index], self.params()[1]), scheme)
 
     def _config_with(self, positions):
         return self.config if positions is None else configs.override(self.config, {"positions.eval": positions})
@@ -107,7 +119,7 @@ class Run:
         """
         from posjax.eval.extrapolation import Evaluator, check_eval_lengths
         from posjax.experiment import Experiment, make_policy
-        from posjax.train.replicas import place, replica_mesh, seeds_array
+        from posjax.train.replicas import place, replica_mesh
         config = self._config_with(positions)
         # With the config's own evaluation lengths, the other policy need have no room for them.
         experiment = dataclasses.replace(Experiment.build(self.config), config=config, eval_policy=make_policy(config, "eval"))
@@ -117,8 +129,8 @@ class Run:
             raise UserError(f"num_examples is {num_examples}; it must be at least 1.")
         with RunDir.create(self.path, self._records.config) as records:
             step, params = self.params()
-            mesh = replica_mesh(len(experiment.seeds))
+            mesh = replica_mesh(len(experiment.replicas))
             evaluate = Evaluator(experiment, mesh)
-            rows = evaluate(place(params, mesh), seeds_array(experiment.seeds, mesh), step, lengths, num_examples)
+            rows = evaluate(place(params, mesh), place(experiment.replica_values(), mesh), step, lengths, num_examples)
             records.append_evals(rows)
         return rows

@@ -17,6 +17,7 @@ from posjax.io.tensorboard import write_experiment
 from posjax.runs import run_name
 from posjax.train.curves import HPARAM_METRICS, hparams
 from posjax.train.progress import duration
+from posjax.variants import configured, variants
 
 # How often the state of the running jobs is looked at, and told, in seconds.
 _LOOK, _TELL = 0.2, 15.0
@@ -77,7 +78,8 @@ def sweep(spec, overrides=None, *, imports=(), workdir=None, dry_run=False, jobs
         print(f"{len(listed)} runs; nothing was run.")
         return 0
     todo = [job for job in listed if job.state() != "finished"]
-    write_experiment(root, [hparams(job.config) for job in listed], list(HPARAM_METRICS))
+    write_experiment(root, [hparams(configured(job.config, variant)) for job in listed for variant in variants(job.config)],
+                     list(HPARAM_METRICS))
     failed, stopped = _Pool(todo, spec, imports, jobs, keep_going).go() if todo else ([], 0)
     done = sum(job.state() == "finished" for job in listed)
     print(f"{done} of {len(listed)} runs are finished in {root}.")
@@ -105,7 +107,9 @@ def plan(spec, overrides, imports, workdir):
         if swept := sorted(configs.flatten(overrides).keys() & configs.flatten(item).keys()):
             raise UserError(f"{', '.join(swept)} is set by the sweep() of {spec}; it cannot be set for all of its runs.")
         # All at once and as text: the very config that the run's own command will read.
-        item = {key: f"{value}" for key, value in (configs.flatten(overrides) | configs.flatten(item)).items()}
+        item = configs.flatten(overrides) | configs.flatten(item)
+        varied = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in item.items() if key == "vary"}
+        item = {key: f"{value}" for key, value in item.items()} | varied
         config = configs.override(base, item)
         Experiment.build(config)
         name = run_name(config)

@@ -64,24 +64,25 @@ class Evaluator:
         self.experiment, self.mesh = experiment, mesh
         self.compilations = 0
 
-    def __call__(self, params, seeds, step, lengths, num_examples):
-        """Raw records, one for each seed, length and condition of the task: the rows of evals.jsonl.
+    def __call__(self, params, replicas, step, lengths, num_examples):
+        """Raw records, one for each replica, length and condition of the task: the rows of evals.jsonl.
 
         Args:
           params: parameters of all replicas, leading axis R.
-          seeds: uint32 `[R]`.
+          replicas: their `Experiment.replica_values`, leading axis R.
           step: training step, for the record.
           lengths: sizes to evaluate.
           num_examples: held-out examples a length, a condition and a seed. Example n is the same in every call.
         """
         return [row for length in lengths for index, condition in enumerate(self.experiment.task.conditions())
-                for row in self._rows(params, seeds, step, length, index, condition, num_examples)]
+                for row in self._rows(params, replicas, step, length, index, condition, num_examples)]
 
-    def _rows(self, params, seeds, step, length, index, condition, num_examples):
+    def _rows(self, params, replicas, step, length, index, condition, num_examples):
         experiment = self.experiment
         num_tokens = experiment.task.sequence_length(length) - 1
-        head = [{"step": step, "seed": int(seed), "length": length, "condition": condition, "num_examples": num_examples,
-                 "positions": described(experiment.config.positions.eval)} for seed in np.asarray(seeds)]
+        head = [{"step": step, "seed": seed, **({"variant": variant} if variant else {}), "length": length,
+                 "condition": condition, "num_examples": num_examples,
+                 "positions": described(experiment.config.positions.eval)} for seed, variant in experiment.replicas]
         span = experiment.eval_policy.span(room(experiment.task, experiment.eval_policy, length))
         if experiment.max_length is not None and span > experiment.max_length:
             status = f"no row past max_length {experiment.max_length}"
@@ -90,7 +91,7 @@ class Evaluator:
         size = bucket(experiment.task, length, experiment.config.train.lengths.max)
         condition = {name: jnp.float32(value) for name, value in condition.items()}
         sums = self._scorer(size)(
-            (params, seeds), jnp.int32(length), jnp.int32(num_tokens), jnp.int32(index), jnp.int32(num_examples), condition)
+            (params, replicas), jnp.int32(length), jnp.int32(num_tokens), jnp.int32(index), jnp.int32(num_examples), condition)
         sums = jax.tree.map(np.asarray, sums)
         rows = []
         for r, row in enumerate(head):
@@ -111,14 +112,14 @@ class Evaluator:
         experiment = self.experiment
         batch_size = max(1, _BATCH_TOKENS // experiment.task.sequence_length(size))
 
-        def batch_sums(params, seed, number, length, num_tokens, index, num_examples, condition):
-            key = jax.random.fold_in(jax.random.fold_in(stream_key(seed, "eval", length), index), number)
+        def batch_sums(params, replica, number, length, num_tokens, index, num_examples, condition):
+            key = jax.random.fold_in(jax.random.fold_in(stream_key(replica["seed"], "eval", length), index), number)
             sample_key, position_key = jax.random.split(key)
             batch = experiment.task.sample(sample_key, jnp.full((batch_size,), length), max_length=size, **condition)
             positions = experiment.eval_policy.positions(position_key, batch.used, batch.tokens.shape[1], batch.positions)
             # Padding must not ask a learned table for rows that it lacks: their NaN would reach the sums. No answer sees it.
             positions = positions[..., jnp.minimum(jnp.arange(batch.tokens.shape[1]), num_tokens - 1)]
-            logits = experiment.apply(params, batch.tokens, positions=positions)
+            logits = experiment.apply(params, batch.tokens, scheme=replica["scheme"], positions=positions)
             counted = number * batch_size + jnp.arange(batch_size) < num_examples
             weights = batch.weights * counted[:, None]
             right = (logits.argmax(-1) == batch.targets).astype(jnp.float32)
@@ -130,10 +131,10 @@ class Evaluator:
                     "right": by_place((right * weights).ravel(), place.ravel()),
                     "count": by_place(weights.ravel(), place.ravel())}
 
-        def one(replica, *shared):
-            params, seed = replica
+        def one(own, *shared):
+            params, replica = own
             def batch(number):
-                return batch_sums(params, seed, number, *shared)
+                return batch_sums(params, replica, number, *shared)
             # The number of batches is traced, so that more examples need no new compilation.
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(batch, jnp.int32(0)))
             num_batches = (shared[3] + batch_size - 1) // batch_size

@@ -166,7 +166,7 @@ def summarize(rows, config, *, label=None, finished=True, failed=None, positions
     """The result of a run from its evaluation rows.
 
     Args:
-      rows: records as in evals.jsonl.
+      rows: records as in evals.jsonl, of one variant (`posjax.variants`).
       config: the resolved config, nested dicts.
       label: what it is called beside others; the scheme's name if not given.
       finished: whether the run says that it is done.
@@ -177,6 +177,8 @@ def summarize(rows, config, *, label=None, finished=True, failed=None, positions
     Returns:
       a `Summary`. A run whose last evaluation is not that of its last step counts as unfinished whatever it says.
     """
+    if any(row.get("variant") != rows[0].get("variant") for row in rows):
+        raise UserError("The evaluations are of several variants, whose seeds are no seeds of one another: summarize each alone.")
     own = evaluated_positions(config)
     positions = positions or own
     rows = [row for row in rows if row.get("positions", own) == positions]

@@ -13,6 +13,7 @@ from posjax.inspection.panels import inspect
 from posjax.report.figure import png
 from posjax.runs import load_run
 from posjax.schemes.registry import SCHEMES, make_scheme
+from posjax.variants import find, text, wanted
 
 
 def inspect_to_files(what, hyper, *, out=None, train_length=None, length=None, head=0, seed=None, **options):
@@ -24,7 +25,8 @@ def inspect_to_files(what, hyper, *, out=None, train_length=None, length=None, h
       out: a PNG file; None for inspect_NAME.png.
       train_length, length, head: as of `posjax.inspect`; for None, a run has its own training length.
       seed: of the parameters, or of the run; None for 0, or the run's first.
-      **options: `num_heads` and `head_dim` of a scheme, None for 8 and 64; `layer` of a run, None for 0.
+      **options: `num_heads` and `head_dim` of a scheme, None for 8 and 64; `layer` of a run, None for 0; `variant` of a
+        run, values as `["scheme.base=500.0"]`, None for its only one.
 
     Returns:
       The paths of the PNG and of the CSV file beside it.
@@ -65,7 +67,7 @@ def write_csv(inspection, path):
                         writer.writerows((panel.name, label, x, f"{y:.9g}") for x, y in zip(s.x, values))
 
 
-def _made(name, hyper, options, seed, *, num_heads=8, head_dim=64, layer=None):
+def _made(name, hyper, options, seed, *, num_heads=8, head_dim=64, layer=None, variant=None):
     """A scheme by name, and the title of its figure."""
     known = SCHEMES.hyper(name)
     for key in hyper:
@@ -73,6 +75,8 @@ def _made(name, hyper, options, seed, *, num_heads=8, head_dim=64, layer=None):
             raise unknown(f"hyper-parameter of {name}, or option,", key, [*known, *options])
     if layer is not None:
         raise UserError(f"layer is {layer}; only a run has layers, and {name} is a scheme by name.")
+    if variant is not None:
+        raise UserError(f"variant is {', '.join(variant)}; only a run has variants, and {name} is a scheme by name.")
     if seed < 0:
         raise UserError(f"seed is {seed}; it must not be negative.")
     values = configs.override(configs.default_config(name), {f"scheme.{key}": value for key, value in hyper.items()}).scheme
@@ -83,15 +87,16 @@ def _made(name, hyper, options, seed, *, num_heads=8, head_dim=64, layer=None):
     return scheme, _title(called, scheme, f"learned parameters at initialisation (seed {seed})" if learns else None)
 
 
-def _trained(path, seed, hyper, *, layer=0, **sizes):
+def _trained(path, seed, hyper, *, layer=0, variant=(), **sizes):
     """The scheme of a layer of a run, the title of its figure, and the tokens of the longest training sequence."""
     for key in (*hyper, *sizes):
         raise UserError(f"{key} cannot be set: {path} is a run, whose scheme is drawn as it was trained.")
     run = load_run(path)
     experiment = Experiment.build(run.config)
     seed = experiment.seeds[0] if seed is None else seed
-    scheme, window = _of_layer(run.model(seed), layer)
-    facts = [f"layer {layer} as trained: seed {seed}, step {run.params()[0]}"]
+    variant = find(run.variants, wanted(variant))
+    scheme, window = _of_layer(run.model(seed, variant=variant), layer)
+    facts = [f"layer {layer} as trained: seed {seed}, step {run.params()[0]}", text(variant)]
     if window is not None:
         facts.append(f"a window of {window} keys, which is not drawn")
     return scheme, _title(f"{scheme.name} of {path}", scheme, *facts), experiment.train_tokens

@@ -3,7 +3,7 @@
     config.json         the resolved config, nested
     environment.json    versions, devices, commit, the command that reproduces the run
     metrics.jsonl       one line a logged chunk of training
-    evals.jsonl         one line for each (step, seed, length, condition, position policy)
+    evals.jsonl         one line for each (step, seed, variant, length, condition, position policy)
     tensorboard/  checkpoints/
     DONE                a JSON summary; there when the run is finished
     FAILED              a JSON record of why it diverged (step, seeds, reason); there until it is finished after all
@@ -110,14 +110,15 @@ class RunDir:
         return jsonl.read_lines(self.path / "metrics.jsonl")
 
     def evals(self) -> list[dict]:
-        """The records of evaluation; of equal (step, seed, length, condition, positions, num_examples) the last counts."""
+        """The records of evaluation; of those that differ in nothing but their results the last counts."""
         records = {}
         for row in jsonl.read_lines(self.path / "evals.jsonl"):
             for key in ("step", "seed", "length"):
                 if not isinstance(row.get(key), int):
                     raise UserError(f"{self.path / 'evals.jsonl'} has a record whose {key} is {row.get(key)!r}, not a number.")
-            condition = jsonl.dumps(sorted((row.get("condition") or {}).items()))
-            records[row["step"], row["seed"], row["length"], condition, row.get("positions"), row.get("num_examples")] = row
+            variant, condition = (jsonl.dumps(sorted((row.get(key) or {}).items())) for key in ("variant", "condition"))
+            key = (row["step"], row["seed"], variant, row["length"], condition, row.get("positions"), row.get("num_examples"))
+            records[key] = row
         return list(records.values())
 
     def write_environment(self, environment: dict) -> None:
@@ -150,10 +151,14 @@ class RunDir:
         jsonl.write_json(self.path / "DONE", summary)
         (self.path / "FAILED").unlink(missing_ok=True)
 
-    def fail(self, step: int, seeds: list[int], reason: str) -> None:
-        """Records that the run diverged; its checkpoints stay, and it may go on from the last."""
+    def fail(self, step: int, seeds: list[int], reason: str, variants: list[dict]) -> None:
+        """Records that the run diverged; its checkpoints stay, and it may go on from the last.
+
+        `variants` has that of each of `seeds`; all are empty where nothing is varied, and not written then.
+        """
         self._check_writable()
-        jsonl.write_json(self.path / "FAILED", {"step": step, "seeds": seeds, "reason": reason})
+        record = {"step": step, "seeds": seeds, "reason": reason} | ({"variants": variants} if any(variants) else {})
+        jsonl.write_json(self.path / "FAILED", record)
 
     def close(self) -> None:
         """Gives the lock back. Reading still works."""

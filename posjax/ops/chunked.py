@@ -144,7 +144,8 @@ def _attend_bwd(spec, saved, d_out):
             d_weights = tile.ungrouped(_dot(d_out_here, tile.keys(v, n), ((3,), (3,))))
             d_logits = weights * (d_weights - shared_here[..., None])
             if bias is not None:
-                d_bias = jax.tree.map(_plus, d_bias, pull(d_logits)[0])
+                # None, of what is no float, must meet its (empty) gradient.
+                d_bias = jax.tree.map(_plus, d_bias, pull(d_logits)[0], is_leaf=lambda leaf: leaf is None)
             low = tile.grouped(d_logits).astype(q.dtype)
             d_q = d_q + _dot(low, tile.keys(k, n), ((3,), (2,)))
             return d_q, tile.add(d_k, _dot(low, q_here, ((2,), (2,))), n), d_v, d_bias

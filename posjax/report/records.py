@@ -6,11 +6,12 @@ import sys
 from posjax.errors import UserError
 from posjax.eval.statistics import summarize
 from posjax.io.run_dir import RunDir
+from posjax.variants import evals_of, metrics_of, recorded, recorded_config
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What a run directory says.
+    """What a run directory says; of a run that varies values, what it says of one variant, as of a run of its own.
 
     Attributes:
       name: what the run is called: its path below the folder that was given.
@@ -32,19 +33,25 @@ class RunRecord:
 
     @classmethod
     def load(cls, path, name=None):
-        """Reads the run directory `path`; `UserError` if it is not one, or is damaged."""
+        """Reads the run directory `path`: `UserError` if it is not one, or is damaged."""
         run = RunDir.open(path)
         record = cls(name=name or run.path.resolve().name, path=run.path, config=run.config, environment=run.environment,
                      metrics=run.metrics(), evals=run.evals(), done=run.done is not None, failed=run.failed)
         try:  # what a page is made of, so that one bad run is told by its name
-            summarize(record.evals, record.config, finished=record.done)
-            for row in record.metrics:
-                float(row["step"]), [float(loss) for loss in row["loss"]]
+            for part in record.of_each_variant():
+                summarize(part.evals, part.config, finished=part.done)
+                for row in part.metrics:
+                    float(row["step"]), [float(loss) for loss in row["loss"]]
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"The records of {path} are damaged: {type(error).__name__}: {error}") from error
         return record
+
+    def of_each_variant(self):
+        """One record for each variant, whose config has its values."""
+        return [dataclasses.replace(self, config=recorded_config(self.config, variant), evals=evals_of(self.evals, variant),
+                                    metrics=metrics_of(self.metrics, variant)) for variant in recorded(self.config)]
 
 
 def find_runs(paths):
@@ -53,7 +60,7 @@ def find_runs(paths):
     A damaged run in a folder is named on standard error and left out.
 
     Returns:
-      `RunRecord`s in the order of `paths`, sorted within a folder, each directory once.
+      `RunRecord`s in the order of `paths`, sorted within a folder, each directory once, with one for each of its variants.
 
     Raises:
       UserError: a path that does not exist or holds no run, a damaged run that is itself among `paths`, or none but damaged
@@ -75,7 +82,7 @@ def find_runs(paths):
     records, named = [], {path.resolve() for path in paths}
     for place, (run, name) in found.items():
         try:
-            records.append(RunRecord.load(run, name))
+            records += RunRecord.load(run, name).of_each_variant()
         except UserError as error:
             if place in named:
                 raise

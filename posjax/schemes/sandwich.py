@@ -15,22 +15,20 @@ from posjax.schemes.registry import register_scheme
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SandwichBias:
-    """The bias of `Sandwich`, all of it known when traced."""
+    """The bias of `Sandwich`, of `rotary` with the frequencies of its encodings."""
+    rotary: Rotary
     num_heads: int = dataclasses.field(metadata={"static": True})
-    dim: int = dataclasses.field(metadata={"static": True})
-    base: float = dataclasses.field(metadata={"static": True})
-    first_index: int = dataclasses.field(metadata={"static": True})
     of_distance: ClassVar[bool] = True
 
     def block(self, q_positions, k_positions):
-        half = self.dim // 2
-        inv_freq = float(self.base) ** (-2 * np.arange(self.first_index, self.first_index + half) / self.dim)
+        half = self.rotary.rotary_dim // 2
         total = jnp.float32(0)
         # A few frequencies at a time: so the sum stays small where tokens are near and weights large, and there its rounding,
         # which differs between shapes, moves no logit by more than 1e-6.
-        for some in np.array_split(inv_freq, -(-half // 8)):
+        for some in np.array_split(np.arange(half), -(-half // 8)):
             # cos(a - b) = cos a cos b + sin a sin b: matrix products, not dim/2 cosines for every pair of tokens.
-            rotary = Rotary.from_inv_freq(some)
+            few = slice(some[0], some[-1] + 1)
+            rotary = dataclasses.replace(self.rotary, turns=self.rotary.turns[few], rest=self.rotary.rest[few])
             q, k = (jnp.concatenate(rotary.cos_sin(positions), -1) for positions in (q_positions, k_positions))
             total = total + (jnp.einsum("...qd,...kd->...qk", q, k, precision="highest") - len(some))
         steepness = 8 * np.arange(1, self.num_heads + 1) / self.num_heads
@@ -73,4 +71,5 @@ class Sandwich(Scheme):
         self.dim, self.base, self.first_index = dim, base, first_index
 
     def bias(self):
-        return SandwichBias(self.num_heads, self.dim, self.base, self.first_index)
+        indices = np.arange(self.first_index, self.first_index + self.dim // 2)
+        return SandwichBias(Rotary.from_inv_freq(float(self.base) ** (-2 * indices / self.dim)), self.num_heads)

@@ -5,29 +5,56 @@ from posjax import config as configs
 from posjax.eval.statistics import summarize
 from posjax.io.tensorboard import TensorBoard
 from posjax.report.figure import run_figure
+from posjax.variants import configured, evals_of, metrics_of, text, variants
 
 # The HParams table's metrics: the newest value of each of these curves.
 HPARAM_METRICS = ("exact_match/training_lengths", "exact_match/beyond", "effective_length/0.9", "effective_length/0.5")
 
 
 class Curves:
-    """Writes what TensorBoard shows of one run, all curves as the mean over seeds unless a seed is named.
+    """Writes what TensorBoard shows of a run; each variant of one that varies values has a folder, and curves, of its own.
 
     Args:
-      run: a `RunDir` open for writing.
+      directory: of the run's events.
       config: its `ConfigDict`.
       resume_step: the step that training goes on from, or None for a new run; later events are hidden.
     """
 
-    def __init__(self, run, config, resume_step):
+    def __init__(self, directory, config, resume_step):
+        self.each = [(variant, _Curves(directory / text(variant).replace(" ", ""), configured(config, variant), resume_step))
+                     for variant in variants(config)]
+
+    def training(self, row):
+        """`row` is a record of metrics.jsonl."""
+        for variant, curves in self.each:
+            curves.training(*metrics_of([row], variant))
+
+    def evaluation(self, rows):
+        """`rows` are the records of one evaluation: a point on each length's curve, and the figure."""
+        for variant, curves in self.each:
+            curves.evaluation(evals_of(rows, variant))
+
+    def lengths(self, rows):
+        """The final evaluation once more as curves with length, not steps, along the axis."""
+        for variant, curves in self.each:
+            curves.lengths(evals_of(rows, variant))
+
+    def close(self, finished):
+        for _, curves in self.each:
+            curves.close(finished)
+
+
+class _Curves:
+    """What is written of one variant, all curves as the mean over seeds unless a seed is named."""
+
+    def __init__(self, directory, config, resume_step):
         self.config = config
-        self.board = TensorBoard(run.tensorboard_dir, resume_step=resume_step)
+        self.board = TensorBoard(directory, resume_step=resume_step)
         if resume_step is None:
             self.board.hparams(hparams(config))
             self.board.text("config", "```json\n" + json.dumps(configs.to_json(config), indent=2) + "\n```", 0)
 
     def training(self, row):
-        """`row` is a record of metrics.jsonl."""
         step = row["step"]
         scalars = {"speed/tokens_per_second": row["tokens_per_second"], "train/learning_rate": row["learning_rate"]}
         for name in ("loss", "grad_norm", "train_token_accuracy"):
@@ -38,7 +65,6 @@ class Curves:
         self.board.scalars(scalars, step)
 
     def evaluation(self, rows):
-        """`rows` are the records of one evaluation: a point on each length's curve, and the figure."""
         summary = summarize(rows, configs.to_json(self.config), finished=False)
         step, scalars = rows[0]["step"], {}
         for length, by_name in by_length(rows).items():
@@ -56,7 +82,6 @@ class Curves:
         self.board.image("extrapolation", run_figure(summary), step)
 
     def lengths(self, rows):
-        """The final evaluation once more as curves with length, not steps, along the axis."""
         for length, by_name in by_length(rows).items():
             self.board.scalars({f"by_length/{name}": value for name, value in by_name.items()}, length)
 

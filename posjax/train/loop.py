@@ -21,18 +21,22 @@ from posjax.train.chunk import METRICS, init_state, make_chunk
 from posjax.train.curves import Curves
 from posjax.train.interrupt import Interrupted, deferred_signals
 from posjax.train.progress import Progress, duration
-from posjax.train.replicas import replica_mesh, seeds_array
+from posjax.train.replicas import place, replica_mesh
 from posjax.train.speed import speed_record
+from posjax.variants import text as variant_text
 
 _log = logging.getLogger(__name__)
 
 
 class Diverged(RuntimeError):
-    """A loss that is not finite. The message has the step, the seeds and the last finite metrics."""
+    """A loss that is not finite. The message has the step, the replicas and the last finite metrics.
 
-    def __init__(self, message, step, seeds):
+    `seeds` and `variants` are those of each replica concerned.
+    """
+
+    def __init__(self, message, step, seeds, variants):
         super().__init__(message)
-        self.step, self.seeds = step, seeds
+        self.step, self.seeds, self.variants = step, seeds, variants
 
 
 def train(config, workdir, *, command=None, stream=None, profile=False):
@@ -68,7 +72,7 @@ def train(config, workdir, *, command=None, stream=None, profile=False):
             try:
                 _Training(experiment, run, checkpoints, command, stream, profile).go()
             except Diverged as error:
-                run.fail(error.step, error.seeds, str(error))
+                run.fail(error.step, error.seeds, str(error), error.variants)
                 raise
         return run.path
 
@@ -77,9 +81,12 @@ def missing_records(experiment, rows):
     """How many records of the final evaluation are not among `rows`: a finished run may have lost some since."""
     config = experiment.config
     own = evaluated_positions(configs.to_json(config))
-    there = {(row["seed"], row["length"], *sorted(row["condition"].items())) for row in rows
+
+    def key(seed, variant, length, condition):
+        return seed, length, *sorted(variant.items()), *sorted(condition.items())
+    there = {key(row["seed"], row.get("variant", {}), row["length"], row["condition"]) for row in rows
              if row["step"] == config.train.steps and row.get("positions", own) == own}
-    return sum((seed, length, *sorted(condition.items())) not in there for seed in experiment.seeds
+    return sum(key(*replica, length, condition) not in there for replica in experiment.replicas
                for length in config.eval.lengths for condition in experiment.task.conditions())
 
 
@@ -90,18 +97,18 @@ class _Training:
         self.experiment, self.run, self.checkpoints, self.stream = experiment, run, checkpoints, stream
         self.profile = profile
         self.config = experiment.config
-        self.mesh = replica_mesh(len(experiment.seeds))
-        self.seeds = seeds_array(experiment.seeds, self.mesh)
+        self.mesh = replica_mesh(len(experiment.replicas))
+        self.replicas = place(experiment.replica_values(), self.mesh)
         self.evaluate = Evaluator(experiment, self.mesh)
         self.step, self.seconds = 0, 0.0
         self.last_finite, self.last_read, self.compile_seconds = "none", 0.0, 0.0
-        self.state = init_state(experiment, self.seeds, self.mesh)
+        self.state = init_state(experiment, self.replicas, self.mesh)
         resumed = self._restore()
         if resumed is None or not run.environment:
             run.write_environment(environment_record(command))
-        self.curves = Curves(run, self.config, resumed)
+        self.curves = Curves(run.tensorboard_dir, self.config, resumed)
         # A run's tokens are counted as fed to the model, padding included: that is what the time goes to.
-        tokens = len(experiment.seeds) * self.config.train.batch_size * experiment.train_tokens
+        tokens = len(experiment.replicas) * self.config.train.batch_size * experiment.train_tokens
         self.progress = Progress(self.config.train.steps, self.step, tokens, stream=stream)
         stream.write(banner(experiment, self.mesh, tokens))
         if resumed:
@@ -126,7 +133,7 @@ class _Training:
         self.run.truncate_after(self.step)
         if rows := self.run.metrics():
             self.seconds = rows[-1]["seconds"]
-            self.last_finite = f"step {rows[-1]['step']}: loss {np.mean(rows[-1]['loss']):.6g} (mean over its chunk and seeds)"
+            self.last_finite = f"step {rows[-1]['step']}: loss {np.mean(rows[-1]['loss']):.6g} (mean over its chunk and replicas)"
         return step
 
     def _train(self):
@@ -142,7 +149,7 @@ class _Training:
                 count = min(stops) - self.step
                 started = time.monotonic()
                 with self._traced(self.step > first or self.step + count == train.steps) as wait:
-                    self.state, metrics = chunk(self.state, self.seeds, np.int32(self.step), np.int32(count))
+                    self.state, metrics = chunk(self.state, self.replicas, np.int32(self.step), np.int32(count))
                     wait(metrics)
                 # The chunk before this one is read while this one computes.
                 if pending:
@@ -179,7 +186,7 @@ class _Training:
         """The chunk, compiled ahead of its first call, so that no step's time holds the compilation."""
         started = time.monotonic()
         chunk = make_chunk(self.experiment, self.mesh)
-        compiled = chunk.lower(self.state, self.seeds, np.int32(0), np.int32(0)).compile()
+        compiled = chunk.lower(self.state, self.replicas, np.int32(0), np.int32(0)).compile()
         self.compile_seconds = time.monotonic() - started
         self.stream.write(f"Compiled in {self.compile_seconds:.1f} s.\n")
         self.progress.start()
@@ -199,25 +206,30 @@ class _Training:
         if not (finite := np.asarray(metrics["finite"])).all():
             last = _metrics_text(values, step - count, count - 1)
             raise self._diverged("The parameters are not finite after", step, finite, last)
-        tokens = len(self.experiment.seeds) * self.config.train.batch_size * self.experiment.train_tokens
+        rates = np.asarray(self.experiment.schedule(self.experiment.replica_values()["optimiser"])(step - 1))
+        tokens = len(self.experiment.replicas) * self.config.train.batch_size * self.experiment.train_tokens
         row = {
-            "step": step, "seeds": list(self.experiment.seeds),
+            "step": step, "seeds": [seed for seed, _ in self.experiment.replicas],
             "loss": values["loss"].mean(1), "grad_norm": values["grad_norm"].mean(1),
             "train_token_accuracy": values["token_accuracy"].mean(1),
-            "learning_rate": float(self.experiment.schedule(step - 1)),
+            "learning_rate": float(rates[0]),
             "tokens_per_second": count * tokens / seconds, "steps_per_second": count / seconds, "seconds": self.seconds,
         }
+        if self.config.vary:
+            row |= {"variants": [variant for _, variant in self.experiment.replicas], "learning_rate": rates}
         self.run.append_metrics([row])
         self.curves.training(row)
         self.last_finite = _metrics_text(values, step - count, count - 1)
         self.progress.update(step, float(values["loss"][:, -1].mean()))
 
     def _diverged(self, what, step, finite, last):
-        seeds = [seed for seed, fine in zip(self.experiment.seeds, finite) if not fine]
-        return Diverged(f"{what} step {step} (seed {', '.join(map(str, seeds))}). Last finite metrics: {last}.", step, seeds)
+        seeds, variants = zip(*(replica for replica, fine in zip(self.experiment.replicas, finite) if not fine))
+        who = "; ".join(f"{variant_text(variant)}: seed {', '.join(str(s) for s, v in zip(seeds, variants) if v == variant)}"
+                        for variant in self.experiment.variants if variant in variants).removeprefix(": ")
+        return Diverged(f"{what} step {step} ({who}). Last finite metrics: {last}.", step, list(seeds), list(variants))
 
     def _evaluate(self, num_examples):
-        rows = self.evaluate(self.state["params"], self.seeds, self.step, self.config.eval.lengths, num_examples)
+        rows = self.evaluate(self.state["params"], self.replicas, self.step, self.config.eval.lengths, num_examples)
         self.run.append_evals(rows)
         self.curves.evaluation(rows)
         return rows
@@ -245,18 +257,19 @@ def banner(experiment, mesh, tokens):
     """What is about to run, for a person."""
     config = experiment.config
     device = jax.devices()[0]
+    variants = f" x {len(experiment.variants)} variants ({'; '.join(config.vary)})" if config.vary else ""
     return (f"posjax  jax {jax.__version__}, {mesh.size} of {jax.device_count()} {device.platform} devices "
             f"({device.device_kind})\n"
             f"scheme {', '.join([described(config.scheme), *beside_scheme(config)])}; task {described(config.task)}; "
             f"attention backend {experiment.attention_backend}\n"
             f"positions {described(config.positions.train)} in training, {described(config.positions.eval)} in evaluation\n"
-            f"{experiment.num_params:,} parameters x {len(experiment.seeds)} seeds; {tokens:,} tokens a step; "
+            f"{experiment.num_params:,} parameters x {len(experiment.seeds)} seeds{variants}; {tokens:,} tokens a step; "
             f"{config.train.steps} steps\n")
 
 
 def _metrics_text(values, first, index):
     means = ", ".join(f"{name} {values[name][:, index].mean():.6g}" for name in METRICS)
-    return f"step {first + index + 1}: {means} (mean over seeds)"
+    return f"step {first + index + 1}: {means} (mean over replicas)"
 
 
 def _next(step, every):

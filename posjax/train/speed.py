@@ -52,7 +52,7 @@ def speed_record(experiment, mesh, *, steps, seconds):
     `model_flop_utilisation` is the share of `matmul_peak`, measured now, that the model FLOPs of a step took.
     """
     peak = matmul_peak(mesh, experiment.config.model.dtype)
-    replicas = len(experiment.seeds)
+    replicas = len(experiment.replicas)
     flops = replicas * step_flops(experiment)
     tokens = replicas * experiment.config.train.batch_size * experiment.train_tokens
     return {

@@ -14,7 +14,7 @@ from posjax.eval.extrapolation import Evaluator, bucket, check_eval_lengths
 from posjax.experiment import Experiment
 from posjax.tasks.base import SEP, SPECIALS, TASKS, stream_key
 from posjax.train.chunk import init_state
-from posjax.train.replicas import replica_mesh, seeds_array
+from posjax.train.replicas import place, replica_mesh
 
 SEEDS = (0, 1)
 MESH = replica_mesh(2)
@@ -33,7 +33,7 @@ def made(scheme="rope", task="copy", **overrides):
     """(experiment, params, evaluator) of an untrained tiny run; keys with `__` for dots."""
     overrides = {key.replace("__", "."): value for key, value in overrides.items()}
     experiment = Experiment.build(tiny.config(scheme, task, **overrides))
-    params = init_state(experiment, seeds_array(SEEDS, MESH), MESH)["params"]
+    params = init_state(experiment, place(experiment.replica_values(), MESH), MESH)["params"]
     # An untrained decoder answers with the token that it reads. This one mostly answers some symbol, now and then the right one.
     params["blocks"] = jax.tree.map(lambda leaf: leaf * 3, params["blocks"])
     params["tokens"]["embedding"] = params["tokens"]["embedding"].at[:, :SPECIALS].set(0.0)
@@ -41,13 +41,13 @@ def made(scheme="rope", task="copy", **overrides):
 
 
 def rows_of(parts, lengths, num_examples):
-    return parts[2](parts[1], seeds_array(SEEDS, MESH), 7, lengths, num_examples)
+    return parts[2](parts[1], place(parts[0].replica_values(), MESH), 7, lengths, num_examples)
 
 
 def with_apply(experiment, apply):
     """An experiment with another decoder: `apply(params, tokens) -> logits`."""
-    kept = {name: getattr(experiment, name) for name in ("task", "eval_policy", "config", "max_length")}
-    return types.SimpleNamespace(**kept, apply=lambda params, tokens, positions: apply(params, tokens))
+    kept = {name: getattr(experiment, name) for name in ("task", "eval_policy", "config", "max_length", "replicas")}
+    return types.SimpleNamespace(**kept, apply=lambda params, tokens, positions, scheme: apply(params, tokens))
 
 
 def knowing(tokens, vocab_size=9):
@@ -143,8 +143,8 @@ def test_the_decoder_gets_the_positions_of_the_policy(policy):
         found = positions[:, None, :] == positions[:, :, None] - 1
         return 30.0 * jax.nn.one_hot(jnp.take_along_axis(tokens, found.argmax(-1), 1), 9)
     experiment, params, _ = made(task="reverse", positions__eval=policy)
-    kept = {name: getattr(experiment, name) for name in ("task", "eval_policy", "config", "max_length")}
-    evaluate = Evaluator(types.SimpleNamespace(**kept, apply=lambda params, tokens, positions: apply(
+    kept = {name: getattr(experiment, name) for name in ("task", "eval_policy", "config", "max_length", "replicas")}
+    evaluate = Evaluator(types.SimpleNamespace(**kept, apply=lambda params, tokens, positions, scheme: apply(
         params, tokens, jnp.broadcast_to(positions, tokens.shape))), MESH)
     for row in rows_of((experiment, params, evaluate), (4, 9), 20):
         assert row["exact_match"] == (1.0 if policy == "coupled" else pytest.approx(0.0, abs=0.2))

@@ -13,7 +13,7 @@ from posjax.io.run_dir import RunDir
 from posjax.runs import load_run
 from posjax.train import chunk as chunks
 from posjax.train import loop
-from posjax.train.replicas import replica_mesh, seeds_array
+from posjax.train.replicas import place, replica_mesh
 
 
 @functools.cache
@@ -23,10 +23,11 @@ def trainer(num_replicas, num_devices):
     mesh = jax.make_mesh((num_devices,), ("replica",), devices=jax.devices()[:num_devices],
                          axis_types=(jax.sharding.AxisType.Auto,))
     chunk = chunks.make_chunk(experiment, mesh)
+    replicas = jax.tree.map(lambda leaf: leaf[:num_replicas], experiment.replica_values())
 
     def run(seeds, *counts):
         assert len(seeds) == num_replicas
-        on_device = seeds_array(seeds, mesh)
+        on_device = place(replicas | {"seed": np.asarray(seeds, np.uint32)}, mesh)
         state, step, found = chunks.init_state(experiment, on_device, mesh), 0, []
         for count in counts:
             state, metrics = chunk(state, on_device, np.int32(step), np.int32(count))
@@ -129,9 +130,9 @@ def spoil(monkeypatch):
         def bad_step(experiment):
             good = make_step(experiment)
 
-            def step_fn(state, step, seed):
-                state, metrics = good(state, step, seed)
-                factor = jax.numpy.where((step >= 11) & (seed == 1), np.float32(np.nan), np.float32(1))
+            def step_fn(state, step, replica):
+                state, metrics = good(state, step, replica)
+                factor = jax.numpy.where((step >= 11) & (replica["seed"] == 1), np.float32(np.nan), np.float32(1))
                 if place == "params":
                     return jax.tree.map(lambda x: x * factor if x.dtype == np.float32 else x, state), metrics
                 return state, metrics | {place: metrics[place] * factor}
