@@ -12,14 +12,19 @@ BENCHMARKS = {
     "rope": "rotation of queries and keys, beside a copy of the same bytes: seconds",
     "decode": "one more token by how many are cached, with a window and without: a minute",
     "forward": "one pass of a small decoder over very many tokens: minutes",
+    "train": "tokens a second of training, with one replica and four, beside x-transformers if asked: two minutes",
+    "size": "the time of a training step by width, depth, tokens and replicas: four minutes",
 }
 _HELP = {
     "lengths": ("N,N", "numbers of tokens"), "repeats": ("N", "rounds on the clock"), "tokens": ("N", "in the one sequence"),
     "window": ("N", "visible keys with the query's own"), "scheme": ("NAME", "a registered scheme"),
-    "memory_tokens": ("N", "tokens of the rows of memory alone"),
+    "memory_tokens": ("N", "tokens of the rows of memory alone"), "peer": ("NAME", "x-transformers, on PyTorch"),
+    "replicas": ("N,N", "numbers of replicas"),
 }
 _OPTIONS = {"attention": ("lengths", "repeats", "memory_tokens"), "rope": ("lengths", "repeats"),
-            "decode": ("lengths", "window", "scheme", "repeats"), "forward": ("tokens", "window", "scheme")}
+            "decode": ("lengths", "window", "scheme", "repeats"), "forward": ("tokens", "window", "scheme"),
+            "train": ("peer", "replicas", "repeats"), "size": ("repeats",)}
+_WORDS, _LISTS = ("scheme", "peer"), ("lengths", "replicas")
 
 
 def options(parser):
@@ -60,17 +65,17 @@ def run(arguments):
 
 
 def _read(option, value):
-    if option == "scheme":
+    if option in _WORDS:
         return value
-    words = value.split(",") if option == "lengths" else [value]
+    words = value.split(",") if option in _LISTS else [value]
     try:
         numbers = tuple(int(word) for word in words)
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1:
-        kind = "whole numbers from 1 on, with commas, as 2048,4096" if option == "lengths" else "a whole number from 1 on"
+        kind = "whole numbers from 1 on, with commas, as 2048,4096" if option in _LISTS else "a whole number from 1 on"
         raise UserError(f"--{option}={value} cannot be read; give {kind}.")
-    return numbers if option == "lengths" else numbers[0]
+    return numbers if option in _LISTS else numbers[0]
 
 
 def _command(what, given):

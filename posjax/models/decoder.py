@@ -96,10 +96,15 @@ class Block(nnx.Module):
         `mix(q, k, v, features)` is attention; whatever it returns beside its output `[B, T, H, Dh]` comes back too.
         """
         normed = self.attention_norm(x)
-        q, k, v = (f(normed).reshape(*shape, *self.heads) for f in (self.query, self.key, self.value))
+        q, k, v = (part.reshape(*shape, *self.heads) for part in self._project(normed))
         mixed, rest = mix(q, k, v, scheme.features(normed.reshape(*shape, -1)))
         x = x + self.out(mixed.reshape(x.shape[0], -1))
         return x + self.down(_gelu(self.up(self.mlp_norm(x)))), rest
+
+    def _project(self, normed):
+        """Queries, keys and values, each `[B * T, H * Dh]`: one product with the three kernels side by side."""
+        kernels = [layer.kernel[...].astype(normed.dtype) for layer in (self.query, self.key, self.value)]
+        return jnp.split(normed @ jnp.concatenate(kernels, axis=1), 3, axis=1)
 
 
 class Decoder(nnx.Module):
